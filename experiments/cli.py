@@ -1,0 +1,278 @@
+"""What every command line shares: flags that refuse in one line, provenance, tables, files written whole.
+
+A bad value ends a command with one line and exit status 2 before any work; other faults keep their traceback.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+
+import lim
+
+
+class Items(flags.ArgumentParser):
+    """A comma list without repeats, each item read by one function that raises ValueError."""
+
+    syntactic_help = "a comma list makes a grid axis"
+
+    def __init__(self, read):
+        self.read = read
+
+    def parse(self, argument):
+        if isinstance(argument, tuple):
+            return argument
+        words = argument.split(",")
+        items = tuple(Item(word.strip(), self.read(word.strip())) for word in words)
+        for item in items:
+            if sum(other.value == item.value for other in items) > 1:
+                raise ValueError(f"{item.text} stands twice (the same value)")
+        return items
+
+    def flag_type(self):
+        return "comma list"
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One value of a grid axis: as it was written, and what it means."""
+
+    text: str
+    value: object
+
+
+def integer(low, high=None):
+    """A reader of integers in a range."""
+
+    def read(text):
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or value < low or (high is not None and value > high):
+            raise ValueError(f"{text!r}: allowed are integers of at least {low}" + (f", at most {high}" if high else ""))
+        return value
+
+    return read
+
+
+class Single(flags.ArgumentParser):
+    """One value, read by one function that raises ValueError."""
+
+    syntactic_help = ""
+
+    def __init__(self, read):
+        self.read = read
+
+    def parse(self, argument):
+        return self.read(argument) if isinstance(argument, str) else argument
+
+    def flag_type(self):
+        return "value"
+
+
+def define_axis(name, read, help):
+    """A flag whose comma list is an axis of the grid; None when it is not given."""
+    flags.DEFINE(Items(read), name, None, help, serializer=_Serializer())
+
+
+def define(name, read, default, help):
+    """A flag of one value; None when it is neither given nor has a default."""
+    flags.DEFINE(Single(read), name, default, help, serializer=_Serializer())
+
+
+class _Serializer(flags.ArgumentSerializer):
+    def serialize(self, value):
+        return ",".join(item.text for item in value) if isinstance(value, tuple) else str(value)
+
+
+SWITCHES = tuple(field.name for field in dataclasses.fields(lim.Switches))
+
+
+def define_switches(lists=True):
+    """One flag per switch, each an axis of the grid (`lists`) or one value."""
+    for field in dataclasses.fields(lim.Switches):
+        read, help = functools.partial(_read_switch, field.name), f"{field.metadata['doc']}: on, off or a number"
+        if lists:
+            define_axis(field.name, read, help)
+        else:
+            define(field.name, read, None, help)
+
+
+def _read_switch(name, text):
+    try:
+        return lim.Switches.parse(name, text)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix(f"{name}=")) from None
+
+
+def define_measurement():
+    """The flags of a measurement: what is read out, how many probes, where results go."""
+    flags.DEFINE_enum("output", "hidden", ("hidden", "stream", "logits", "top_probability"),
+                      "what is read out: after the final norm, before it, the logits, or the likeliest token's probability")  # fmt: skip
+    define("source", integer(0), 0, "the block whose input is perturbed; 0 is the embedding")
+    define("probes", integer(2), None, "pull back this many random directions (unbiased, with a standard error)")
+    flags.DEFINE_bool("exact", None, "pull back every direction; the default up to width 256, 16 probes beyond")
+    define("seed", integer(0), 0, "first seed")
+    flags.DEFINE_string("out", None, "folder for the figure and results.json; default runs/NAME")
+
+
+def probes_for(config, args):
+    """The number of probes that the flags ask for, or None for every direction."""
+    if args.exact and args.probes is not None:
+        raise ValueError("--exact, --probes: give one of them")
+    rows = config.vocab if args.output == "logits" else 1 if args.output == "top_probability" else config.width
+    if args.probes is not None:
+        if args.probes > rows > 1:
+            raise ValueError(f"--probes={args.probes}: allowed are 2 to {rows}, the entries of {args.output}")
+        return None if rows == 1 else args.probes
+    return None if args.exact or (rows <= 256 and args.exact is None) else min(16, rows)
+
+
+def read_config(model):
+    """The Config of a preset's name or of a folder with a config.json."""
+    if model in lim.config.PRESETS or not os.path.exists(os.path.expanduser(model)):
+        return lim.Config.preset(model)
+    return lim.Config.from_hf(os.path.expanduser(model))
+
+
+def run(main):
+    """Runs a command: flags parsed with one-line refusals, then `main`, which takes the parsed flags."""
+    logging.set_verbosity(logging.WARNING)  # else every missing accelerator is announced
+    app.run(lambda argv: main(flags.FLAGS), flags_parser=_parse)
+
+
+def flag_values(args):
+    """Every flag of the command and its value, as text where it is not a number."""
+    own = [flag for module, flags_ in args.flags_by_module_dict().items() if "absl" not in module for flag in flags_]
+    return {flag.name: flag.value if isinstance(flag.value, (int, float)) or flag.value is None else
+            flag.serialize().partition("=")[2] for flag in own}  # fmt: skip
+
+
+def _parse(argv):
+    given = [word.split("=")[0].lstrip("-") for word in argv[1:] if word.startswith("--")]
+    try:
+        for name in given:
+            if given.count(name) > 1:
+                raise flags.Error(f"flag --{name} stands twice")
+        rest = flags.FLAGS(argv)
+    except flags.Error as error:
+        refuse(_one_line(error))
+    except SystemExit:  # --help: absl leaves with 1
+        sys.exit(0)
+    if rest[1:]:
+        refuse(f"{rest[1]!r} is no flag: see --help")
+    return rest
+
+
+def _one_line(error):
+    text = " ".join(str(error).split())
+    if (head := text.partition(": "))[0].startswith("flag --"):
+        return head[0].removeprefix("flag ") + ": " + head[2]
+    return text
+
+
+def refuse(message):
+    """Ends the command: one line, exit status 2."""
+    print(f"{command_name()}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+@contextlib.contextmanager
+def refusing():
+    """Turns the library's refusals (ValueError, and files that cannot be had) into one line and exit status 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        refuse(" ".join(str(error).split()))
+
+
+def command_name():
+    return "experiments." + pathlib.Path(sys.argv[0]).stem
+
+
+def command():
+    """The line that makes this run again."""
+    return f"python -m {command_name()} " + " ".join(shlex.quote(word) for word in sys.argv[1:])
+
+
+def output_folder(out):
+    """The folder for results, made and known to be writable."""
+    folder = pathlib.Path(out or pathlib.Path("runs") / command_name().removeprefix("experiments."))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--out={folder}: cannot be written: {error.strerror}") from None
+    return folder
+
+
+def provenance():
+    """What a reader needs to trust or repeat the numbers: versions, device, commit, the command."""
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy", "scipy")}
+    here = pathlib.Path(__file__).resolve().parent
+    git = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return dict(
+        command=command(), lim=importlib.metadata.version("lim"), python=platform.python_version(), versions=versions,
+        device=jax.devices()[0].device_kind, devices=jax.local_device_count(), dtype="float32",
+        matmul_precision="highest", git=git.stdout.strip() if git.returncode == 0 else None,
+    )  # fmt: skip
+
+
+def write_json(path, content):
+    """Writes strict JSON whole or not at all; what is not finite becomes null, arrays become lists."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(_plain(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def number(value, error=math.nan):
+    """A number to as many digits as its standard error bears (4 where it has none), with the error behind ±."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞"
+    if not (math.isfinite(error) and error > 0):
+        return f"{value:.4g}"
+    if value != 0 and not 1e-3 <= abs(value) < 1e4:
+        power = math.floor(math.log10(abs(value)))
+        return f"({number(value / 10**power, error / 10**power)})e{power}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ±{error:.{digits}f}"
+
+
+def table(header, rows):
+    """Aligned columns, the first ones left, numbers right."""
+    rows = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
+    return "\n".join([lines[0], "  ".join("─" * width for width in widths), *lines[1:]])

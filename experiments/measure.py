@@ -1,0 +1,177 @@
+"""Measure the influence profile of one model, your checkpoint or a network at birth, on real text.
+
+    python -m experiments.measure
+    python -m experiments.measure --weights=DIR --tokens=FILE.txt --length=512 --probes=16 --windows=4 --compare=random
+
+Windows of the text are measured one by one, and the median over them is shown. `--compare=random` measures the same
+architecture at birth on the same windows, beside the kernel theory and the paper's operator.
+"""
+
+import dataclasses
+
+import numpy as np
+from absl import flags
+from tqdm import tqdm
+
+import lim
+from experiments import cli
+from lim import plot, profile, tokens
+from lim.influence import default_chunk
+from lim.theory import kernel, paper
+
+
+def define_flags():
+    cli.define("model", cli.read_config, None, f"with random weights: one of {', '.join(lim.config.PRESETS)}, or a folder "
+               "with a config.json; default small")  # fmt: skip
+    flags.DEFINE_string("weights", "random", "random, a folder with safetensors, or a hub id")
+    flags.DEFINE_string("tokens", None, "a UTF-8 text file, or random; default a text that every Python holds")
+    cli.define("length", cli.integer(2), 256, "tokens in a window")
+    cli.define("windows", cli.integer(1), 4, "windows of the text, evenly spaced")
+    flags.DEFINE_enum("compare", None, ["random"], "measure the same architecture at birth, too")
+    cli.define_switches(lists=False)
+    cli.define_measurement()
+    flags.adopt_module_key_flags(cli)
+
+
+def load(args):
+    """The decoder to measure, its windows [W, L] and its switches, checked.
+
+    Raises:
+      ValueError: names the flag or file, its value and what is allowed.
+    """
+    if args.weights == "random":
+        config = args.model or lim.Config.preset("small")
+        config = config.replace(max_length=max(config.max_length, args.length))
+        decoder = None  # each window draws its own
+    else:
+        if args.model is not None:
+            raise ValueError("--model, --weights: the weights' folder holds their config; give one of them")
+        decoder = lim.Decoder.from_pretrained(args.weights)
+        config = decoder.config
+        if args.length > config.max_length:
+            raise ValueError(f"--length={args.length}: {args.weights} holds at most {config.max_length} positions")
+    switches = lim.Switches(**{name: getattr(args, name) for name in cli.SWITCHES})
+    switches.check(config)
+    if not args.source < config.layers:
+        raise ValueError(f"--source={args.source}: allowed are 0 to {config.layers - 1}")
+    cli.probes_for(config, args)
+    if args.tokens == "random":
+        windows_WL = np.stack([lim.random_tokens(config.vocab, args.length, args.seed + w) for w in range(args.windows)])
+    else:
+        text = tokens.standard_text() if args.tokens is None else tokens.read_text(args.tokens)
+        ids = tokens.encode(text, None if decoder is None else args.weights, config.vocab)
+        windows_WL = tokens.windows(ids, args.length, args.windows)
+    return decoder, config, windows_WL, switches
+
+
+def measure(decoder, config, windows_WL, switches, args, name):
+    """Profiles and their probes' standard errors, [W, L]; without a decoder, window w is given to seed w's network."""
+    measured = []
+    for w, tokens_L in enumerate(tqdm(windows_WL, desc=name, unit="window", disable=None)):
+        network = lim.Decoder.at_birth(config, args.seed + w) if decoder is None else decoder
+        measured.append(lim.influence(network, tokens_L, switches, output=args.output, source=args.source,
+                                      probes=cli.probes_for(config, args), seed=args.seed + w))  # fmt: skip
+    return np.stack([m.influence_L for m in measured]), np.stack([m.stderr_L for m in measured])
+
+
+def combine(profiles_WL, at_birth):
+    """The profile that stands for several, and its standard error: rms over networks at birth, else median over windows."""
+    if at_birth:
+        return profile.jackknife(lambda p: p, profiles_WL)
+    return profile.median_profile(profiles_WL)
+
+
+def birth_theory(config, windows_WL, switches, args):
+    """The kernel theory of the windows' networks at birth (rms over windows), with its refusal where it has none."""
+    try:
+        each = [kernel.predict(config, args.length, switches, output=args.output, source=args.source, tokens=tokens_L)
+                for tokens_L in tqdm(windows_WL, desc="kernel theory", unit="window", disable=None)]  # fmt: skip
+    except ValueError as error:
+        return None, str(error)
+    return dataclasses.replace(each[0], influence_L=profile.rms([t.influence_L for t in each])), None
+
+
+def row(name, profiles_WL, at_birth):
+    """One line of the table, with jackknife errors over windows or seeds."""
+    middle_L, _ = combine(profiles_WL, at_birth)
+    if at_birth:
+        s = profile.summarize_seeds(profiles_WL)
+    else:
+        errors = {key: profile.median_profile([[profile.ratios(p)[key]] for p in profiles_WL])[1][0]
+                  for key in ("primacy", "recency", "anchor")}  # fmt: skip
+        s = profile.summarize(middle_L, errors)
+    return s, [name, s.shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
+               cli.number(s.anchor, s.anchor_se), str(s.valley + 1), cli.number(s.middle_over_valley), cli.number(s.last)]  # fmt: skip
+
+
+def main(args):
+    with cli.refusing():
+        folder = cli.output_folder(args.out)
+        decoder, config, windows_WL, switches = load(args)
+        lim.check_compiler(args.length * default_chunk(config, args.length, config.width), config.width)
+        provenance = cli.provenance()
+    runs = {}
+    if decoder is not None:
+        runs[args.weights] = measure(decoder, config, windows_WL, switches, args, "checkpoint")
+    if decoder is None or args.compare:
+        runs["at birth"] = measure(None, config, windows_WL, switches, args, "at birth")
+
+    summaries, rows = {}, []
+    for name, (profiles_WL, _) in runs.items():
+        summaries[name], line = row(name, profiles_WL, at_birth=name == "at birth")
+        rows.append(line)
+    print(f"\n{len(windows_WL)} windows of {args.length} tokens: median over windows of a checkpoint, root mean square over "
+          "networks at birth\n(± standard error over windows or networks)")  # fmt: skip
+    print(cli.table(["network", "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], rows))
+
+    name = next(iter(runs))
+    at_birth = name == "at birth"
+    profiles_WL, probe_WL = runs[name]
+    shown_L, stderr_L = combine(profiles_WL, at_birth)
+    if len(profiles_WL) == 1:
+        stderr_L = probe_WL[0]
+    curves, comparisons, theory = {}, [], None
+    if "at birth" in runs:
+        birth_WL = runs["at birth"][0]
+        birth_L = profile.rms(birth_WL)
+        theory, refusal = birth_theory(config, windows_WL, switches, args)
+        if not at_birth:
+            curves["same architecture at birth"] = birth_L
+        if theory is None:
+            print(f"no kernel theory: {refusal}")
+        else:
+            curves["kernel theory at birth (band: one seed's scatter)"] = (theory.influence_L, theory.cv / 2)
+            comparisons.append(["at birth", "kernel theory", *distances(birth_WL, theory.influence_L, scaled=False)])
+    causal = 1.0 if switches.causal is None else switches.causal
+    strength, fitted_L = paper.fit(shown_L, config.layers - args.source, causal=causal)
+    curves[f"paper's operator, a fitted: {strength:.3f}"] = fitted_L
+    for each, (profiles, _) in runs.items():
+        combined_L, _ = combine(profiles, each == "at birth")
+        a, fit_L = paper.fit(combined_L, config.layers - args.source, causal=causal)
+        comparisons.append([each, f"paper's operator, fitted a={a:.3f}", *distances(profiles, fit_L, True, each == "at birth")])
+    print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions")
+    print(cli.table(["network", "prediction", "Spearman", "median", "max"], comparisons))
+
+    figure = plot.influence_figure(shown_L, stderr_L=stderr_L, curves=curves, summary=summaries[name], caption=cli.command(),
+                                   measured_label=name, title=f"{config.family}, {config.layers} layers, width {config.width}")  # fmt: skip
+    plot.save(figure, folder / "influence.png")
+    cli.write_json(folder / "results.json", dict(
+        provenance=provenance, flags=cli.flag_values(args), config=config, tokens=windows_WL,
+        runs={each: dict(influence=p, stderr=e, summary=summaries[each]) for each, (p, e) in runs.items()},
+        theory=theory, paper=dict(strength=strength, profile=fitted_L)))  # fmt: skip
+    print(f"\nwrote {folder / 'influence.png'} and {folder / 'results.json'}")
+
+
+def distances(profiles_WL, predicted_L, scaled, at_birth=True):
+    """Spearman, median and largest log-distance of the combined profile from a prediction, as text."""
+    names = ("spearman", *(f"{'shape_' * scaled}log_{which}" for which in ("median", "max")))
+    if at_birth:
+        value, error = profile.jackknife(lambda p: profile.compare(p, predicted_L), profiles_WL)
+    else:
+        value, error = profile.compare(combine(profiles_WL, False)[0], predicted_L), {}
+    return [cli.number(value[name], error.get(name, np.nan)) for name in names]
+
+
+if __name__ == "__main__":
+    define_flags()
+    cli.run(main)

@@ -1,0 +1,212 @@
+"""Influence: the Frobenius norm of the Jacobian from one position's input to the read-out, ‖∂ output / ∂ x_j‖_F.
+
+The network is linearised once, and cotangents are pulled back in chunks whose squares are summed as they come, so
+memory is O(chunk·L·D) and neither the D×L×D Jacobian nor one of its D×L slices is ever stored.
+
+Axes: L position, D stream width, C cotangents of one chunk, Y entries of the output.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from flax import nnx
+
+from lim.model import check_length
+from lim.switches import Switches
+
+OUTPUTS = ("hidden", "stream", "logits", "loss", "top_probability")
+SCALARS = ("loss", "top_probability")
+
+
+@dataclasses.dataclass(frozen=True)
+class Influence:
+    """A measured profile.
+
+    Attributes:
+      influence_L: ‖∂ output / ∂ x_j‖_F, where x_j is the stream that enters block `source` at position j. In units of
+        the output per unit of the stream.
+      stderr_L: its standard error from the choice of probes; 0 when every row was pulled back.
+      cotangents: how many were pulled back; `exact` says whether that was all of them.
+      chunk: how many were pulled back side by side.
+    """
+
+    influence_L: np.ndarray
+    stderr_L: np.ndarray
+    cotangents: int
+    exact: bool
+    chunk: int
+
+
+def influence(decoder, tokens_L, switches=Switches(), *, output="hidden", source=0, read=-1, target=None,
+              probes=None, seed=0, chunk=None, precision="highest") -> Influence:  # fmt: skip
+    """Per-position influence of one sequence on the output at one position.
+
+    Args:
+      decoder: a `lim.Decoder`.
+      tokens_L: token ids of one sequence, [L].
+      switches: what to ablate.
+      output: "hidden" (after the final norm), "stream" (before it), "logits", or one number: "loss" (the negative log
+        probability of the next token) or "top_probability" (the probability of the likeliest next token).
+      source: the block whose input is perturbed; 0 is the embedding (token and learned position together).
+      read: the position read out; negative counts from the end.
+      target: for "loss", the token to predict; by default the one that follows `read` in `tokens_L`.
+      probes: None pulls back every entry of the output (exact); a number pulls back that many random orthonormal
+        directions, scaled so that influence² is unbiased. With as many probes as entries it is exact again.
+      seed: chooses the probes.
+      chunk: cotangents pulled back side by side; by default as many as memory and cache like.
+      precision: of matrix products on accelerators, as `jax.default_matmul_precision`. CPUs always use float32.
+
+    Returns:
+      An `Influence`. Its standard error follows from the sample variance of K probes among Y entries,
+      var(influence²) = S²/K·(1 - K/Y), halved and divided by the influence for the square root (delta method).
+
+    Raises:
+      ValueError: names the argument, its value and what is allowed.
+    """
+    config = decoder.config
+    tokens_L = _checked_tokens(tokens_L, config)
+    length = len(tokens_L)
+    switches = switches.check(config)
+    if output not in OUTPUTS:
+        raise ValueError(f"output={output!r}: allowed are {', '.join(OUTPUTS)}")
+    source = _index("source", source, config.layers)
+    read = _index("read", read, length)
+    if output == "loss" and target is None:
+        if read == length - 1:
+            raise ValueError("target=None: the loss at the last position needs the token that follows it")
+        target = int(tokens_L[read + 1])
+    target = _index("target", 0 if target is None else target, config.vocab)
+    rows = 1 if output in SCALARS else config.vocab if output == "logits" else config.width
+    if probes is not None and not (isinstance(probes, (int, np.integer)) and 2 <= probes <= rows):
+        if rows > 1:
+            raise ValueError(f"probes={probes}: allowed are 2 to {rows}, the entries of {output}, or None for all")
+        probes = None  # one number has one cotangent
+    cotangents = rows if probes is None else int(probes)
+    chunk = default_chunk(config, length, cotangents) if chunk is None else chunk
+    if not isinstance(chunk, (int, np.integer)) or chunk < 1:
+        raise ValueError(f"chunk={chunk!r}: must be a positive integer")
+    chunk = min(int(chunk), cotangents)
+
+    structure, state = nnx.split(decoder)
+    with jax.default_matmul_precision(precision):
+        mean_L, m2_L = squared_influence(structure, nnx.as_pure(state), switches, tokens_L, read, target,
+                                         jax.random.key(seed), output=output, source=source, rows=rows,
+                                         probes=probes, chunk=chunk)  # fmt: skip
+    return _finish(np.asarray(mean_L), np.asarray(m2_L), rows, cotangents, chunk)
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "output", "source", "rows", "probes", "chunk"))
+def squared_influence(structure, params, switches, tokens_L, read, target, key, *, output, source, rows, probes, chunk):
+    """The pure function under `influence`: running moments of the squared pullbacks.
+
+    Args:
+      structure, params: `nnx.split` of the decoder, the parameters as a pure tree.
+      read, target: non-negative integers, traced. The other arguments are those of `influence`, checked; `rows` is
+        the number of entries of the output.
+
+    Returns:
+      mean_L and m2_L: over the cotangents, the mean of rows·‖pullback_j‖² (an unbiased estimate of influence²) and
+      the sum of squared deviations from it.
+    """
+    decoder = nnx.merge(structure, params)
+    x_LD = decoder.stream(decoder.embed(tokens_L, switches), switches, 0, source)
+
+    def readout(x_LD):
+        stream_D = decoder.read(x_LD, switches, read, source)
+        if output == "stream":
+            return stream_D
+        hidden_D = decoder.hidden(stream_D, switches)
+        if output == "hidden":
+            return hidden_D
+        logits_V = decoder.logits(hidden_D)
+        if output == "logits":
+            return logits_V
+        if output == "loss":
+            return -jax.nn.log_softmax(logits_V)[target][None]
+        return jax.nn.softmax(logits_V).max()[None]
+
+    y_Y, pullback = jax.vjp(readout, x_LD)
+    cotangents = rows if probes is None else probes
+    if probes is not None:
+        # Haar-distributed: QR of a Gaussian matrix, with R's diagonal made positive.
+        q_YK, r_KK = jnp.linalg.qr(jax.random.normal(key, (rows, probes), y_Y.dtype))
+        frame_KY = (q_YK * jnp.sign(jnp.diagonal(r_KK))).T
+
+    def squares(carry, start):
+        index_C = start + jnp.arange(chunk)
+        if probes is None:
+            ct_CY = jax.nn.one_hot(index_C, rows, dtype=y_Y.dtype)
+        else:
+            ct_CY = frame_KY[jnp.minimum(index_C, cotangents - 1)]
+        (pulled_CLD,) = jax.vmap(pullback)(ct_CY)
+        square_CL = rows * jnp.sum(jnp.square(pulled_CLD), axis=-1)
+        return _merge(carry, square_CL, (index_C < cotangents).astype(y_Y.dtype)), None
+
+    zeros_L = jnp.zeros(x_LD.shape[0], y_Y.dtype)
+    starts = jnp.arange(0, cotangents, chunk)
+    (_, mean_L, m2_L), _ = jax.lax.scan(squares, (jnp.zeros((), y_Y.dtype), zeros_L, zeros_L), starts)
+    return mean_L, m2_L
+
+
+def _merge(carry, square_CL, counted_C):
+    """Chan's update of count, mean and sum of squared deviations by one chunk; uncounted rows are padding."""
+    n, mean_L, m2_L = carry
+    m = counted_C.sum()
+    chunk_mean_L = jnp.einsum("C,CL->L", counted_C, square_CL) / m
+    chunk_m2_L = jnp.einsum("C,CL->L", counted_C, jnp.square(square_CL - chunk_mean_L))
+    delta_L = chunk_mean_L - mean_L
+    return n + m, mean_L + delta_L * m / (n + m), m2_L + chunk_m2_L + jnp.square(delta_L) * n * m / (n + m)
+
+
+def _finish(mean_L, m2_L, rows, cotangents, chunk):
+    exact = cotangents == rows
+    influence_L = np.sqrt(mean_L)
+    if exact:
+        stderr_L = np.zeros_like(influence_L)
+    else:
+        variance_L = m2_L / (cotangents - 1) / cotangents * (1 - cotangents / rows)
+        stderr_L = np.divide(np.sqrt(variance_L), 2 * influence_L, out=np.zeros_like(influence_L),
+                             where=influence_L > 0)  # fmt: skip
+    return Influence(influence_L, stderr_L, cotangents, exact, chunk)
+
+
+def default_chunk(config, length, cotangents) -> int:
+    """Cotangents to pull back side by side: enough rows to fill the matrix units, few enough to fit in memory."""
+    per_cotangent = 4 * length * (4 * config.width + 4 * config.inner + 3 * config.heads * length)
+    fits = max(1, int(0.3 * available_memory()) // per_cotangent)
+    fills = max(1, math.ceil(8192 / length))
+    return min(fits, fills, cotangents)
+
+
+def available_memory() -> int:
+    """Bytes free on the first device: as the device says, or of the machine's memory on CPU."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return psutil.virtual_memory().available
+
+
+def _checked_tokens(tokens_L, config):
+    try:
+        tokens_L = np.asarray(tokens_L)
+        integral = np.issubdtype(tokens_L.dtype, np.integer)
+    except (TypeError, ValueError):
+        integral = False
+    if not integral or tokens_L.ndim != 1 or not len(tokens_L):
+        raise ValueError("tokens: must be one sequence of integer token ids, [L], with L at least 1")
+    if tokens_L.min() < 0 or tokens_L.max() >= config.vocab:
+        bad = tokens_L[(tokens_L < 0) | (tokens_L >= config.vocab)][0]
+        raise ValueError(f"tokens hold the id {bad}: allowed are 0 to {config.vocab - 1}")
+    check_length(config, len(tokens_L))
+    return tokens_L.astype(np.int32)
+
+
+def _index(name, value, size):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -size <= value < size:
+        raise ValueError(f"{name}={value!r}: allowed are 0 to {size - 1}, or negative counting from the end")
+    return int(value) % size

@@ -1,0 +1,248 @@
+"""A decoder-only transformer in Flax NNX whose RoPE, residuals, mask, norms and MLPs are switches.
+
+One Decoder serves GPT-2, Qwen2 and Llama through its Config. Blocks are stacked along a leading axis and scanned, so
+depth does not lengthen compilation. Everything works on one sequence; `jax.vmap` batches it.
+
+Axes: L position, Q rows read out, D stream width, F MLP width, V vocabulary, N query heads, K key/value heads,
+G = N / K query heads to each of them, E head width.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lim.attention import attend
+from lim.config import Config
+from lim.switches import Switches
+
+
+def _linear(inputs, outputs, std, bias, rngs):
+    return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=nnx.initializers.normal(std), rngs=rngs)
+
+
+def _norm(config, rngs):
+    # use_fast_variance computes E[x²] - E[x]², which loses digits where the mean dominates.
+    if config.family == "gpt2":
+        return nnx.LayerNorm(config.width, epsilon=config.norm_eps, use_fast_variance=False, rngs=rngs)
+    return nnx.RMSNorm(config.width, epsilon=config.norm_eps, use_fast_variance=False, rngs=rngs)
+
+
+def _blend(on, y, x):
+    """on·y + (1-on)·x, or y where the switch is absent."""
+    return y if on is None else on * y + (1 - on) * x
+
+
+def rotate(x_LHE, positions_L, theta, scale=None):
+    """RoPE in the half-split layout: dimension e turns with e + E/2 by the angle position·theta^(-2e/E)·scale."""
+    half = x_LHE.shape[-1] // 2
+    frequencies_E = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles_LE = positions_L[:, None] * frequencies_E
+    if scale is not None:
+        angles_LE = angles_LE * scale
+    cos, sin = (f(angles_LE)[:, None, :].astype(x_LHE.dtype) for f in (jnp.cos, jnp.sin))
+    a, b = x_LHE[..., :half], x_LHE[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+class Attention(nnx.Module):
+    """Multi-head attention with `kv_heads` shared keys and values: softmax(q·k/√E) over what the mask admits."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        self.config = config
+        width, head_dim, std, bias = config.width, config.head_dim, config.init_std, config.qkv_bias
+        self.query = _linear(width, config.heads * head_dim, std, bias, rngs)
+        self.key = _linear(width, config.kv_heads * head_dim, std, bias, rngs)
+        self.value = _linear(width, config.kv_heads * head_dim, std, bias, rngs)
+        self.out = _linear(config.heads * head_dim, width, config.residual_std, config.family == "gpt2", rngs)
+
+    def __call__(self, h_LD, switches: Switches, rows_Q):
+        c, positions_L = self.config, jnp.arange(len(h_LD))
+        q_QNE = self.query(h_LD[rows_Q]).reshape(-1, c.heads, c.head_dim)
+        k_LKE = self.key(h_LD).reshape(-1, c.kv_heads, c.head_dim)
+        v_LKE = self.value(h_LD).reshape(-1, c.kv_heads, c.head_dim)
+        if c.has_rope:
+            q_QNE = rotate(q_QNE, rows_Q, c.rope_theta, switches.rope)
+            k_LKE = rotate(k_LKE, positions_L, c.rope_theta, switches.rope)
+        q_QKGE = q_QNE.reshape(-1, c.kv_heads, c.heads // c.kv_heads, c.head_dim)
+        mixed_QKGE = attend(q_QKGE, k_LKE, v_LKE, rows_Q, causal=switches.causal,
+                            uniform=switches.uniform_attention, score_path=switches.score_path)  # fmt: skip
+        return self.out(mixed_QKGE.reshape(-1, c.heads * c.head_dim))
+
+
+class MLP(nnx.Module):
+    """SwiGLU, down(silu(gate(h))·up(h)), or for gpt2 down(gelu(up(h))) with the tanh form of GELU."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        bias = config.family == "gpt2"
+        if not bias:
+            self.gate = _linear(config.width, config.inner, config.init_std, False, rngs)
+        self.gated = not bias
+        self.up = _linear(config.width, config.inner, config.init_std, bias, rngs)
+        self.down = _linear(config.inner, config.width, config.residual_std, bias, rngs)
+
+    def __call__(self, h_LD):
+        up_LF = self.up(h_LD)
+        if self.gated:
+            return self.down(jax.nn.silu(self.gate(h_LD)) * up_LF)
+        return self.down(jax.nn.gelu(up_LF, approximate=True))
+
+
+class Block(nnx.Module):
+    """One pre-norm block: x ← x + attention(norm(x)), then x ← x + mlp(norm(x)), each under the switches."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        self.attention_norm = _norm(config, rngs)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = _norm(config, rngs)
+        self.mlp = MLP(config, rngs)
+
+    def __call__(self, x_LD, switches: Switches, rows_Q=None):
+        """The stream after the block, [L, D], or only its rows `rows_Q`, [Q, D]."""
+        if rows_Q is None:
+            rows_Q, x_QD = jnp.arange(len(x_LD)), x_LD
+        else:
+            x_QD = x_LD[rows_Q]
+        h_LD = _blend(switches.norm, self.attention_norm(x_LD), x_LD)
+        x_QD = _join(x_QD, self.attention(h_LD, switches, rows_Q), switches)
+        h_QD = _blend(switches.norm, self.mlp_norm(x_QD), x_QD)
+        return _blend(switches.mlp, _join(x_QD, self.mlp(h_QD), switches), x_QD)
+
+
+def _join(x, branch, switches):
+    """The skip and the branch, weighted as the switches say."""
+    if switches.alpha is not None:
+        return (1 - switches.alpha) * x + switches.alpha * branch
+    if switches.residual is not None:
+        return switches.residual * x + branch
+    return x + branch
+
+
+class Decoder(nnx.Module):
+    """A decoder-only transformer: embedding, `config.layers` blocks, final norm, head.
+
+    `Decoder(config, nnx.Rngs(0))` works as for any NNX module; `Decoder.at_birth(config, seed)` gives the same bits
+    on every call, alone or batched, because it draws the weights inside one compiled function.
+    """
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        self.config = config
+        normal = nnx.initializers.normal(config.init_std)
+        self.embedding = nnx.Embed(config.vocab, config.width, embedding_init=normal, rngs=rngs)
+        if not config.has_rope:
+            self.positions = nnx.Embed(config.max_length, config.width, embedding_init=normal, rngs=rngs)
+
+        @nnx.split_rngs(splits=config.layers)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def stacked(rngs):
+            return Block(config, rngs)
+
+        self.blocks = stacked(rngs)
+        self.final_norm = _norm(config, rngs)
+        if not config.tied:
+            self.head = _linear(config.width, config.vocab, config.init_std, False, rngs)
+
+    @classmethod
+    def at_birth(cls, config: Config, seed: int = 0) -> "Decoder":
+        """A Decoder with freshly drawn weights, float32, as its family publishes them."""
+        return nnx.merge(graphdef(config), birth_params(config, jax.random.key(seed)))
+
+    @classmethod
+    def from_pretrained(cls, source) -> "Decoder":
+        """A Decoder with the weights of a Hugging Face folder or hub id; see `lim.checkpoint.load`."""
+        from lim import checkpoint  # it imports this module
+
+        return checkpoint.load(source)
+
+    def embed(self, tokens_L, switches: Switches = Switches()):
+        """The stream that enters the first block, [L, D]: token embedding, plus learned positions for gpt2."""
+        x_LD = self.embedding(tokens_L)
+        if self.config.has_rope:
+            return x_LD
+        positions_LD = self.positions(jnp.arange(len(tokens_L)))
+        return x_LD + (positions_LD if switches.positions is None else switches.positions * positions_LD)
+
+    def stream(self, x_LD, switches: Switches = Switches(), start: int = 0, stop: int | None = None):
+        """The stream after blocks start..stop-1, [L, D], from the stream that enters block `start`."""
+        start, stop, _ = slice(start, stop).indices(self.config.layers)
+        layers = jax.tree.map(lambda v: v[start:stop], (self.blocks, self._per_layer(switches)))
+        return jax.lax.scan(lambda x_LD, layer: (layer[0](x_LD, layer[1]), None), x_LD, layers)[0]
+
+    def read(self, x_LD, switches: Switches = Switches(), position=-1, start: int = 0):
+        """The last block's output at one position, [D]: as `stream(...)[position]`, without the last block's other rows."""
+        last = self.config.layers - 1
+        x_LD = self.stream(x_LD, switches, start, last)
+        block, own = jax.tree.map(lambda v: v[last], (self.blocks, self._per_layer(switches)))
+        return block(x_LD, own, jnp.asarray(position)[None] % len(x_LD))[0]
+
+    def hidden(self, x_D, switches: Switches = Switches()):
+        """The final norm of the stream, any leading axes."""
+        norm = switches.norm
+        if norm is not None and jnp.ndim(norm):
+            norm = norm[-1]
+        return _blend(norm, self.final_norm(x_D), x_D)
+
+    def logits(self, hidden_D):
+        """The head's scores of the next token, [..., V], from the normed stream."""
+        return self.embedding.attend(hidden_D) if self.config.tied else self.head(hidden_D)
+
+    def __call__(self, tokens_L, switches: Switches = Switches()):
+        """Logits of the next token at every position, [L, V], of one sequence of token ids, [L].
+
+        Raises:
+          ValueError: a switch or the length does not suit this model.
+        """
+        check_length(self.config, len(tokens_L))
+        switches = switches.check(self.config)
+        return self.logits(self.hidden(self.stream(self.embed(tokens_L, switches), switches), switches))
+
+    def _per_layer(self, switches):
+        return switches.per_layer(self.config.layers)
+
+
+def check_length(config: Config, length: int):
+    """Refuses a length that the learned position table does not hold.
+
+    Raises:
+      ValueError: names both lengths.
+    """
+    if not config.has_rope and length > config.max_length:
+        raise ValueError(f"length={length}: {config.family}'s table holds {config.max_length} positions (max_length)")
+
+
+@functools.cache
+def graphdef(config: Config):
+    """The Decoder's structure without weights: `nnx.merge(graphdef(config), params)` inside a jitted function."""
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def birth_params(config: Config, key):
+    """Fresh weights as a pure tree, from a typed PRNG key; vmap it over keys for several seeds."""
+    return params_of(Decoder(config, nnx.Rngs(key)))
+
+
+def params_of(decoder: Decoder):
+    """A Decoder's weights as a pure tree of arrays: what jitted functions take as an argument."""
+    return nnx.as_pure(nnx.split(decoder)[1])
+
+
+def with_identity_values(decoder: Decoder) -> Decoder:
+    """A copy whose attention passes values unchanged: W_O W_V = 1 in every layer, biases 0.
+
+    With `Switches(norm=0, mlp=0, uniform_attention=1)` the network is then the averaging operator itself,
+    Π (residual·1 + M).
+
+    Raises:
+      ValueError: the heads do not partition the stream (heads·head_dim ≠ width, or shared key/value heads).
+    """
+    c = decoder.config
+    if c.kv_heads != c.heads or c.heads * c.head_dim != c.width:
+        raise ValueError(f"identity values need heads·head_dim = width and kv_heads = heads, not {c}")
+    copy = nnx.clone(decoder)
+    for linear in (copy.blocks.attention.value, copy.blocks.attention.out):
+        linear.kernel[...] = jnp.broadcast_to(jnp.eye(c.width, dtype=linear.kernel.dtype), linear.kernel.shape)
+        if linear.bias is not None:
+            linear.bias[...] = jnp.zeros_like(linear.bias[...])
+    return copy

@@ -1,0 +1,108 @@
+"""Switches: what an ablation turns, as a pytree of numbers.
+
+A switch left at None is absent: the network runs as published and the compiler never sees it. A switch that is a
+number is traced, so one compilation serves every value, and `jax.vmap` runs cells of a grid side by side.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def _switch(low, high, default, doc):
+    return dataclasses.field(default=None, metadata=dict(low=low, high=high, default=default, doc=doc))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Switches:
+    """One number per switch, or one per layer; None means as published.
+
+    Attributes:
+      rope: scales RoPE's angles; 0 rotates nothing.
+      positions: scales the learned position embedding (gpt2); one number, since it enters once.
+      causal: 1 masks the future, 0 sees it; between, a future position weighs 1 - causal before normalisation.
+      residual: weight of the skip, with the branch at 1: x ← residual·x + f(x).
+      alpha: convex mixing: x ← (1-alpha)·x + alpha·f(x). Excludes `residual`.
+      mlp: blends the MLP sub-block in (1) and out (0: the stream passes it untouched, skip weight and all).
+      norm: blends each norm with the identity, n·norm(x) + (1-n)·x; the final norm follows the last layer's value.
+      uniform_attention: blends the attention weights (0) with the plain average over what the mask admits (1).
+      score_path: scales gradients through the attention weights; 0 leaves the value pathway alone. Values do not change.
+    """
+
+    rope: jax.Array | float | None = _switch(0, math.inf, 1.0, "scale of RoPE's angles")
+    positions: jax.Array | float | None = _switch(0, math.inf, 1.0, "scale of the learned position embedding")
+    causal: jax.Array | float | None = _switch(0, 1, 1.0, "causal mask (on) or full attention (off)")
+    residual: jax.Array | float | None = _switch(0, math.inf, 1.0, "weight of the skip, branch at 1")
+    alpha: jax.Array | float | None = _switch(0, 1, None, "skip at 1-alpha, branch at alpha")
+    mlp: jax.Array | float | None = _switch(0, 1, 1.0, "MLP sub-blocks")
+    norm: jax.Array | float | None = _switch(0, 1, 1.0, "norms")
+    uniform_attention: jax.Array | float | None = _switch(0, 1, 0.0, "exact averaging in place of softmax")
+    score_path: jax.Array | float | None = _switch(0, 1, 1.0, "gradients through the attention weights")
+
+    def check(self, config) -> "Switches":
+        """These switches as float32 numbers, one or one per layer, after checking them against a Config.
+
+        Raises:
+          ValueError: names the switch, its value and what is allowed.
+        """
+        checked = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if isinstance(value, (str, bool)):
+                raise ValueError(f"{field.name}={value!r}: must be a number (Switches.parse reads words)")
+            allowed = _allowed(field)
+            if isinstance(value, jax.core.Tracer):
+                number, shape = value, jnp.shape(value)
+            else:
+                try:
+                    number = np.asarray(value, np.float64)
+                except (TypeError, ValueError):
+                    raise ValueError(f"{field.name}={value!r}: must be a number, or one per layer") from None
+                shape, (low, high) = number.shape, (field.metadata["low"], field.metadata["high"])
+                if not (np.all(np.isfinite(number)) and np.all((low <= number) & (number <= high))):
+                    raise ValueError(f"{field.name}={value}: allowed are numbers {allowed}")
+            if shape not in ((), (config.layers,)) or (shape and field.name == "positions"):
+                per_layer = "" if field.name == "positions" else f", or one for each of the {config.layers} layers"
+                raise ValueError(f"{field.name} has shape {shape}: give one number{per_layer}")
+            checked[field.name] = jnp.asarray(number, jnp.float32)
+        if self.residual is not None and self.alpha is not None:
+            raise ValueError("residual and alpha both set the weight of the skip: give one of them")
+        for name, absent in (("rope", not config.has_rope), ("positions", config.has_rope)):
+            value = getattr(self, name)
+            if absent and value is not None and (isinstance(value, jax.core.Tracer) or np.any(np.asarray(value) != 0)):
+                other = "--positions" if name == "rope" else "--rope"
+                raise ValueError(f"{name}={value}: {config.family} has none, so only off (0) is allowed; see {other}")
+        return Switches(**checked)
+
+    def per_layer(self, layers: int) -> "Switches":
+        """The same switches, each broadcast to one number per layer, as a scan over layers takes them."""
+        return jax.tree.map(lambda v: jnp.broadcast_to(v, (layers,)), self)
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> float:
+        """Reads one switch value as a command line gives it: on, off or a number.
+
+        Raises:
+          ValueError: names the switch, the text and what is allowed.
+        """
+        field = {f.name: f for f in dataclasses.fields(cls)}[name]
+        words = {"off": 0.0} if name == "alpha" else {"on": 1.0, "off": 0.0}
+        allowed = f"{', '.join(words)} or a number {_allowed(field)}"
+        try:
+            value = words[text] if text in words else float(text)
+        except ValueError:
+            raise ValueError(f"{name}={text!r}: allowed are {allowed}") from None
+        if not (math.isfinite(value) and field.metadata["low"] <= value <= field.metadata["high"]):
+            raise ValueError(f"{name}={text!r}: allowed are {allowed}")
+        return value
+
+
+def _allowed(field) -> str:
+    low, high = field.metadata["low"], field.metadata["high"]
+    return f"of at least {low}" if high == math.inf else f"from {low} to {high}"

@@ -1,0 +1,515 @@
+"""Kernel theory: the influence profile of a decoder at birth, predicted from its Config with no free parameter.
+
+Two L×L matrices are carried through the layers, the overlaps of the stream going up and of the adjoints coming down;
+they hold averages over the random weights that are exact as the width grows and, in the softmax, to first order in the
+variance of its logits. The averaging operator of a causal layer is the Cesàro matrix of Chowdhury, Lost in the Middle
+at Birth, arXiv:2603.10123; where that theory follows single paths, this one follows their sum.
+
+Notation: stream x_i at position i, adjoint γ_i = ∂(a unit read-out direction)/∂x_i, D width, C_ij = E⟨x_i, x_j⟩/D,
+Γ_ij = E⟨γ_i, γ_j⟩ summed over the D read-out directions and divided by D, σ the initial standard deviation of weights,
+σ_o that of the two projections that write to the stream, s = Dσ², M the mean over what the mask admits, ∘ elementwise.
+
+Going up. A branch reads h_i = p_i x_i, with p_i = 1/√(q_i + ε), q_i = C_ii, under a norm and p_i = 1 without. Its input
+has the overlaps K_ij = p_i p_j C_ij. A sub-block x ← skip·x + branch·f(h) with fresh zero-mean weights adds no cross term:
+
+    C ← skip² C + branch² A,    A_ij = E⟨f_i, f_j⟩/D.
+
+* Attention, uniform: f_i = W_O W_V Σ_j M_ij h_j, so A = g M K Mᵀ, g = s·(heads·head_dim)·σ_o². Sharing value heads
+  changes nothing: their blocks of W_O are independent.
+* SwiGLU: gate u and up u' are independent Gaussians of covariance sK, so A = inner·σ_o²·sK∘E[silu(u_i) silu(u_j)].
+* GELU: A = inner·σ_o²·E[gelu(u_i) gelu(u_j)].
+
+Coming down. The adjoint of h_i is p_i times away from x_i (the norm's projection is 1/D of this), and forward and
+backward weights decorrelate as D grows, so a branch adds p_i p_j times
+
+* attention, uniform: g MᵀΓM;
+* MLP: B∘Γ, with B = inner·σ_o²·s·(sK∘E[silu' silu'] + E[silu silu]) or inner·σ_o²·s·E[gelu' gelu'].
+
+Γ starts as e_n e_nᵀ at the read-out n, times p_n² where the output is the final norm's. influence_j = √(D Γ_jj).
+
+Softmax that is nearly uniform. Logits l_ij have mean 0 and E[l_ij l_i'j'] = z K_ii' K_jj', z = s². To second order in
+the deviation d_ij = l_ij - Σ_k M_ik l_ik a softmax weight is M_ij(1 + d_ij + ½(d_ij² - Σ_k M_ik d_ik²)). With m = MK,
+b = MKMᵀ, c = diag b, κ = diag K:
+
+    E[d_ij d_i'j'] = z K_ii' (K_jj' - m_i'j - m_ij' + b_ii'),
+    ½E[d_ij² - Σ_k M_ik d_ik²] = z w_ij,    w_ij = κ_i (c_i - m_ij + ½(κ_j - (Mκ)_i)).
+
+The mean over pairs of weights, put between values (K) or adjoints (Γ), turns MKMᵀ into b + z(K∘T + S + Sᵀ) and MᵀΓM
+into MᵀΓM + z(R + V + Vᵀ), with X = Γ∘K and
+
+    T = M(K∘K)Mᵀ - U - Uᵀ + b∘b,   U = (m∘m)Mᵀ,   S = (M∘w) mᵀ,   V = (M∘w)ᵀ Γ M,
+    R = (MᵀXM)∘K - Mᵀ((XM)∘m) - ((MᵀX)∘mᵀ)M + Mᵀ(X∘b)M.
+
+Gradients through the weights add (the score path) z R from the keys and z Γ∘T from the queries: the gradient of l_ij is
+M_ij⟨γ_i, W_O W_V(h_j - Σ_k M_ik h_k)⟩, whose pair means are g Γ_ii' M_ij M_i'j' (K_jj' - m_i'j - m_ij' + b_ii'), and its
+partner is a query or a key. They meet the value path at order 1/D only. Where K∘K stands between two stream overlaps it
+is a mean of squares: unrelated tokens overlap by chance, ⟨x_j, x_j'⟩² = 1/D, so K∘K is raised by (1-ρ²)²/D, ρ the
+correlation, times κ_j κ_j'. The products with M are running sums, S and V one product of L×L matrices each.
+
+RoPE rotates pairs of query and key dimensions by θ_f per position, so E[l_ij l_i'j'] gains the mean over frequencies of
+cos θ_f((i-i') - (j-j')). Each frequency is the real part of the same formulas with φ_ii' = e^{iθ(i-i')}, K^f = K∘φ*,
+m^f = MK^f, b^f = MK^fMᵀ: T = ⟨Re φ∘[M(K^f∘K)Mᵀ - (m^f∘m)Mᵀ - its adjoint + b^f∘b]⟩; w with m, c from the mean over
+f; R takes X∘φ for X with K^f, m^f, b^f where weights fluctuate, and is φ*∘R of X∘φ with the plain K, m, b for the keys.
+
+Axes: L position, N layer.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from lim.switches import Switches
+from lim.theory import gaussian
+from lim.theory.averaging import Mask, in_blocks, matrix
+
+OUTPUTS = ("hidden", "stream")
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelTheory:
+    """A predicted profile.
+
+    Attributes:
+      influence_L: root-mean-square over seeds of ‖∂ output / ∂ x_j‖_F, x_j the stream that enters block `source` at
+        position j; in units of the output per unit of the stream.
+      bias: what finite width adds to the mean of ‖J‖², relative to influence_L², from `finite_width`.
+      cv: standard deviation of ‖J‖² from seed to seed, over its mean, from `finite_width`.
+      attention_stream_NL, mlp_stream_NL: mean square q of the stream as each attention and each MLP reads it.
+      final_stream_L: mean square of the stream that leaves the last block.
+      logit_variance: largest variance of a softmax logit in any layer; the corrections are the first order in it.
+    """
+
+    influence_L: np.ndarray
+    bias: float
+    cv: float
+    attention_stream_NL: np.ndarray
+    mlp_stream_NL: np.ndarray
+    final_stream_L: np.ndarray
+    logit_variance: float
+
+
+def predict(config, length, switches=Switches(), *, output="hidden", source=0, read=-1, tokens=None,
+            corrections=True, rope=False) -> KernelTheory:  # fmt: skip
+    """The influence profile of a decoder at birth, in ensemble mean over seeds.
+
+    Takes every family and every switch, fractional ones too: `causal` between 0 and 1 is the mask that weighs the future
+    1 - causal, `uniform_attention` u scales d by 1-u, `score_path` scales the score path's amplitude, `norm` n makes
+    p = n/√(q+ε) + 1-n, `mlp` blends skip and branch. Learned positions add (positions·init_std)² to each token's own q.
+
+    Memory is (layers + 10)·8·length² bytes; 24 layers at length 2048 take 1.1 GB.
+
+    Args:
+      config: a `lim.Config`.
+      length: L.
+      switches: numbers, one or one per layer.
+      output: "hidden" (after the final norm) or "stream" (before it).
+      source: the block whose input is perturbed; 0 is the embedding.
+      read: the position read out; negative counts from the end.
+      tokens: token ids, [L], of which only the repetitions matter; None means all distinct.
+      corrections: False takes attention as exactly uniform.
+      rope: True lets the corrections see RoPE's rotations, at the cost of a pass per frequency that turns by more than
+        0.01 over the sequence. It moves profiles little: attention at birth is nearly uniform with RoPE as without.
+
+    Raises:
+      ValueError: names the argument, its value and what is allowed; or the stream leaves float64's range; or the logits'
+        variance is so large that the first-order corrections make a square negative.
+    """
+    layers, read, start_LL = _checked(config, length, switches, output, source, read, tokens, corrections, rope)
+    streams_LL, attention_NL, mlp_NL, final_L = _climb(config, layers, start_LL)
+    adjoint_LL = np.zeros_like(start_LL)
+    adjoint_LL[read, read] = _scale(final_L[read], layers[-1].norm, config) ** 2 if output == "hidden" else 1.0
+    for n in reversed(range(source, len(layers))):
+        adjoint_LL = _mlp_down(config, layers[n], streams_LL.pop(), adjoint_LL)
+        below_LL = _mlp_up(config, layers[n - 1], streams_LL[-1]) if n else start_LL
+        adjoint_LL = _attention_down(config, layers[n], below_LL, adjoint_LL)
+    square_L = np.diag(adjoint_LL)
+    # z K_ii K_jj, with K_ii = p²q of the branch's input
+    logit_variance = max(
+        _preactivation(config) ** 2 * np.max(_scale(q_L, layer.norm, config) ** 2 * q_L) ** 2
+        for layer, q_L in zip(layers, attention_NL)
+    )
+    if np.any(square_L < 0):
+        raise ValueError(
+            f"corrections=True: with logits of variance {logit_variance:.2g} the first-order theory predicts a negative "
+            "square; corrections=False takes attention as uniform"
+        )
+    bias, variance = 0, 0
+    return KernelTheory(
+        influence_L=np.sqrt(config.width * square_L),
+        bias=bias,
+        cv=math.sqrt(variance),
+        attention_stream_NL=attention_NL,
+        mlp_stream_NL=mlp_NL,
+        final_stream_L=final_L,
+        logit_variance=float(logit_variance),
+    )
+
+
+# ---- what the recursions read: one plain number per layer and switch ----
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """One block's numbers: weights of skip and branch in each sub-block, and the switches that act inside."""
+
+    skip: float
+    branch: float
+    mlp_skip: float
+    mlp_branch: float
+    norm: float
+    causal: float
+    uniform: float
+    score: float
+    frequencies: tuple  # RoPE's angles per position, 0 where it is left out
+
+    @property
+    def still(self):
+        """Share of the frequencies that do not turn."""
+        return self.frequencies.count(0.0) / len(self.frequencies)
+
+
+def _layers(config, switches, corrections=True, rope=False, length=1) -> list[_Layer]:
+    def numbers(name):
+        value = getattr(switches, name)
+        default = next(f for f in dataclasses.fields(switches) if f.name == name).metadata["default"]
+        return np.broadcast_to(np.asarray(default if value is None else value, np.float64), config.layers).tolist()
+
+    switches.check(config)
+    skips, branches = numbers("residual"), [1.0] * config.layers
+    if switches.alpha is not None:
+        branches = numbers("alpha")
+        skips = [1 - a for a in branches]
+    uniform = numbers("uniform_attention") if corrections else [1.0] * config.layers
+    turns = numbers("rope") if rope and config.has_rope else [0.0] * config.layers
+    layers = []
+    for skip, branch, mlp, norm, causal, u, score, turn in zip(
+        skips, branches, numbers("mlp"), numbers("norm"), numbers("causal"), uniform, numbers("score_path"), turns
+    ):
+        half = config.head_dim // 2
+        frequencies = turn * config.rope_theta ** (-np.arange(half) / half) if turn else np.zeros(1)
+        frequencies = np.where(frequencies * length < 0.01, 0.0, frequencies)
+        layers.append(_Layer(skip, branch, mlp * skip + 1 - mlp, mlp * branch, norm, causal, u, score,
+                             tuple(frequencies.tolist())))  # fmt: skip
+    return layers
+
+
+def _checked(config, length, switches, output, source, read, tokens, corrections, rope):
+    """The layers' numbers, the read-out position counted from 0, and C of the embedding."""
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
+        raise ValueError(f"length={length!r}: must be a positive integer")
+    if not config.has_rope and length > config.max_length:
+        raise ValueError(f"length={length}: {config.family}'s table holds {config.max_length} positions (max_length)")
+    if output not in OUTPUTS:
+        raise ValueError(f"output={output!r}: the theory predicts {' and '.join(OUTPUTS)} only")
+    if isinstance(source, bool) or not isinstance(source, (int, np.integer)) or not 0 <= source < config.layers:
+        raise ValueError(f"source={source!r}: must be an integer from 0 to {config.layers - 1}")
+    if isinstance(read, bool) or not isinstance(read, (int, np.integer)) or not -length <= read < length:
+        raise ValueError(f"read={read!r}: must be an integer from {-length} to {length - 1}")
+    if tokens is None:
+        tokens = np.arange(length)
+    tokens = np.asarray(tokens)
+    if tokens.shape != (length,) or not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(f"tokens of shape {tokens.shape} and type {tokens.dtype}: must be {length} integers (length)")
+    layers = _layers(config, switches, corrections, rope, length)
+    token, position = _embedding(config, switches)
+    start_LL = token * (tokens[:, None] == tokens) + position * np.eye(length)
+    return layers, read % length, start_LL
+
+
+def _embedding(config, switches):
+    """Mean square of the token embedding and of the learned position that is added to it."""
+    token = config.init_std**2
+    if config.has_rope:
+        return token, 0.0
+    return token, token * (1.0 if switches.positions is None else float(switches.positions)) ** 2
+
+
+def _preactivation(config) -> float:
+    """s = Dσ²: variance of a projection of an input of mean square 1."""
+    return config.width * config.init_std**2
+
+
+def _attention_gain(config) -> float:
+    """g = (Dσ²)(heads·head_dim·σ_o²): mean square of what attention writes per mean square of the average it takes."""
+    return _preactivation(config) * config.heads * config.head_dim * config.residual_std**2
+
+
+def _scale(q, norm, config):
+    """p, the factor from the stream to what a branch reads."""
+    return norm / np.sqrt(q + config.norm_eps) + (1 - norm)
+
+
+# ---- the two recursions ----
+
+
+def _climb(config, layers, stream_LL):
+    """C as each MLP reads it (one per layer), q as each attention and each MLP reads it, and q at the end."""
+    streams_LL, attention_NL, mlp_NL = [], [], []
+    for layer in layers:
+        attention_NL.append(_mean_square(stream_LL))
+        stream_LL = _attention_up(config, layer, stream_LL)
+        streams_LL.append(stream_LL)
+        mlp_NL.append(_mean_square(stream_LL))
+        stream_LL = _mlp_up(config, layer, stream_LL)
+    return streams_LL, np.array(attention_NL), np.array(mlp_NL), _mean_square(stream_LL)
+
+
+def _mean_square(stream_LL):
+    q_L = np.diag(stream_LL).copy()
+    if not (np.all(np.isfinite(q_L)) and q_L.min() > 1e-150 and q_L.max() < 1e150):
+        raise ValueError(
+            f"switches: the stream's mean square runs from {q_L.min():.3g} to {q_L.max():.3g}, beyond float64's reach"
+        )
+    return q_L
+
+
+def _attention_up(config, layer, stream_LL):
+    if layer.branch == 0:
+        return layer.skip**2 * stream_LL
+    return _Attention(config, layer, stream_LL).up(stream_LL)
+
+
+def _mlp_up(config, layer, stream_LL):
+    if layer.mlp_branch == 0:
+        return layer.mlp_skip**2 * stream_LL
+    return _MLP(config, layer, stream_LL).up(stream_LL)
+
+
+def _attention_down(config, layer, stream_LL, adjoint_LL):
+    if layer.branch == 0:
+        return layer.skip**2 * adjoint_LL
+    return _Attention(config, layer, stream_LL).down(adjoint_LL)
+
+
+def _mlp_down(config, layer, stream_LL, adjoint_LL):
+    if layer.mlp_branch == 0:
+        return layer.mlp_skip**2 * adjoint_LL
+    return _MLP(config, layer, stream_LL).down(adjoint_LL)
+
+
+class _MLP:
+    """One MLP at the stream it reads: activations are u/2 + even(u), their slopes ½ + odd(u)."""
+
+    def __init__(self, config, layer, stream_LL):
+        self.skip, self.length = layer.mlp_skip, len(stream_LL)
+        self.gain = layer.mlp_branch**2 * config.inner * config.residual_std**2
+        self.preactivation = _preactivation(config)
+        self.gated = config.family != "gpt2"
+        self.act = gaussian.SILU if self.gated else gaussian.GELU
+        q_L = np.diag(stream_LL)
+        self.p_L = _scale(q_L, layer.norm, config)
+        self.variance_L = self.preactivation * self.p_L**2 * q_L
+        root_L, self.deviation_L = np.sqrt(q_L), np.sqrt(self.variance_L)
+        self.correlation_LL = matrix(lambda rows: stream_LL[rows] / (root_L[rows, None] * root_L), self.length)
+        even_LL = gaussian.pair_mean(self.act.even, False, self.variance_L, self.correlation_LL)
+        self.values_LL = matrix(lambda rows: self._covariance(rows) / 4 + even_LL[rows], self.length)
+
+    def _covariance(self, rows):
+        return self.correlation_LL[rows] * (self.deviation_L[rows, None] * self.deviation_L)
+
+    def up(self, stream_LL):
+        """skip² C + branch² A."""
+
+        def rows_of(rows):
+            a_RL = self.values_LL[rows] * self._covariance(rows) if self.gated else self.values_LL[rows]
+            return self.skip**2 * stream_LL[rows] + self.gain * a_RL
+
+        return matrix(rows_of, self.length)
+
+    def down(self, adjoint_LL):
+        """skip² Γ + branch² P(B∘Γ)P."""
+        odd_LL = gaussian.pair_mean(self.act.odd, True, self.variance_L, self.correlation_LL)
+
+        def rows_of(rows):
+            slopes_RL = 0.25 + odd_LL[rows]
+            if self.gated:
+                slopes_RL = self._covariance(rows) * slopes_RL + self.values_LL[rows]
+            slopes_RL *= self.gain * self.preactivation * (self.p_L[rows, None] * self.p_L)
+            return (self.skip**2 + slopes_RL) * adjoint_LL[rows]
+
+        return matrix(rows_of, self.length)
+
+
+class _Attention:
+    """One attention at the stream it reads: K, m, b and, unless it is exactly uniform, what T and w are made of.
+
+    Of a symmetric matrix that ends in Z + Zᵀ only Z is kept (named lean), so that one pass at the end transposes.
+    """
+
+    def __init__(self, config, layer, stream_LL):
+        self.layer, self.length, self.width = layer, len(stream_LL), config.width
+        self.gain = layer.branch**2 * _attention_gain(config)
+        self.mask = Mask(self.length, layer.causal)
+        p_L = self.p_L = _scale(np.diag(stream_LL), layer.norm, config)
+        self.k_LL = matrix(lambda rows: stream_LL[rows] * (p_L[rows, None] * p_L), self.length)
+        self.m_LL, self.b_LL = self._averages(self.k_LL)
+        self.uniform = layer.uniform == 1
+        if self.uniform:
+            return
+        z = _preactivation(config) ** 2
+        self.shift, self.pair = z * (1 - layer.uniform), z * (1 - layer.uniform) ** 2  # factors of w and of d d'
+        self.kappa_L = np.diag(self.k_LL).copy()
+        self.t_lean_LL, self.logit_m_LL, self.logit_b_LL = self._logits()
+        self.level_L = np.diag(self.logit_b_LL) - self.mask.average_along(self.kappa_L) / 2
+
+    def up(self, stream_LL):
+        """skip² C + branch² g (b + z(K∘T + S + Sᵀ))."""
+        skip = self.layer.skip**2
+        if self.uniform:
+            return matrix(lambda rows: skip * stream_LL[rows] + self.gain * self.b_LL[rows], self.length)
+        lean_LL = self._shift_of_output()
+
+        def add_t(rows):
+            lean_LL[rows] += self.pair * self.k_LL[rows] * self.t_lean_LL[rows]
+
+        def rows_of(rows):
+            a_RL = self.b_LL[rows] * (1 + self.pair * self.k_LL[rows] * self.logit_b_LL[rows])
+            a_RL += lean_LL[rows]
+            a_RL += lean_LL[:, rows].T
+            return skip * stream_LL[rows] + self.gain * a_RL
+
+        in_blocks(add_t, self.length)
+        return matrix(rows_of, self.length)
+
+    def down(self, adjoint_LL):
+        """skip² Γ + branch² g P(MᵀΓM + z(R + V + Vᵀ) + score² z(R + Γ∘T))P."""
+        even_LL = np.empty_like(adjoint_LL)
+        lean_LL = self._uniform_down(adjoint_LL, even_LL) if self.uniform else self._softmax_down(adjoint_LL, even_LL)
+
+        def rows_of(rows):
+            a_RL = even_LL[rows]
+            if lean_LL is not None:
+                a_RL += lean_LL[rows]
+                a_RL += lean_LL[:, rows].T
+            a_RL *= self.gain * self.p_L[rows, None] * self.p_L
+            return self.layer.skip**2 * adjoint_LL[rows] + a_RL
+
+        return matrix(rows_of, self.length)
+
+    def _averages(self, k_LL):
+        """M K and M K Mᵀ."""
+        m_LL, b_LL = np.empty_like(k_LL), np.empty_like(k_LL)
+
+        def keep(rows, average_RL):
+            m_LL[rows], b_LL[rows] = average_RL, self.mask.average_along(average_RL)
+
+        self.mask.average_down(k_LL, keep)
+        return m_LL, b_LL
+
+    def _turns(self):
+        """RoPE's frequencies that turn: the share of each, φ_ij = e^{iθ(i-j)}, m^f, b^f."""
+        angles, counts = np.unique(self.layer.frequencies, return_counts=True)
+        for angle, count in zip(angles, counts):
+            if angle:
+                turn_L = np.exp(1j * angle * np.arange(self.length))
+                phase_LL = np.outer(turn_L, turn_L.conj())
+                yield count / counts.sum(), phase_LL, *self._averages(self.k_LL * phase_LL.conj())
+
+    def _logits(self):
+        """T, as lean + leanᵀ + b∘logit_b, and m^f and φ∘b^f averaged over RoPE's frequencies."""
+
+        def squares(rows):
+            squares_RL, products_RL = self.k_LL[rows] ** 2, self.kappa_L[rows, None] * self.kappa_L
+            return squares_RL + (products_RL - squares_RL) ** 2 / (self.width * products_RL)  # by chance overlap
+
+        def lean(squares_LL, m_LL):
+            out_LL = np.empty_like(m_LL)
+
+            def keep(rows, average_RL):
+                out_LL[rows] = self.mask.average_along(average_RL / 2 - m_LL[rows] * self.m_LL[rows])
+
+            self.mask.average_down(squares_LL, keep)
+            return out_LL
+
+        squares_LL = matrix(squares, self.length)
+        sums = lean(squares_LL, self.m_LL), self.m_LL, self.b_LL
+        if (still := self.layer.still) != 1:
+            sums = tuple(still * x_LL for x_LL in sums)
+            for share, phase_LL, m_LL, b_LL in self._turns():
+                turned = phase_LL * lean(squares_LL * phase_LL.conj(), m_LL), m_LL, phase_LL * b_LL
+                for sum_LL, x_LL in zip(sums, turned):
+                    sum_LL += share * x_LL.real
+        return sums
+
+    def _weighted_shift(self, rows, columns):
+        """A block of M∘w, times z."""
+        w = self.level_L[rows, None] - self.logit_m_LL[rows, columns] + self.kappa_L[columns] / 2
+        w *= self.shift * self.kappa_L[rows, None]
+        w *= self.mask.block(rows, columns)
+        return w
+
+    def _bands(self):
+        """Bands of positions for the two products of L×L matrices: the band, what it admits, what admits it."""
+        causal = self.layer.causal == 1
+        for start in range(0, self.length, 256):
+            band = slice(start, min(start + 256, self.length))
+            yield band, slice(0, band.stop if causal else None), slice(band.start if causal else 0, None)
+
+    def _shift_of_output(self):
+        """z S = z (M∘w) mᵀ."""
+        s_LL = np.empty_like(self.m_LL)
+        for band, admitted, _ in self._bands():
+            np.matmul(self._weighted_shift(band, admitted), self.m_LL[:, admitted].T, out=s_LL[band])
+        return s_LL
+
+    def _shift_of_input(self, spread_LL):
+        """z V = z (M∘w)ᵀ ΓM, from ΓM."""
+        v_LL = np.empty_like(self.m_LL)
+        for band, _, admitting in self._bands():
+            np.matmul(self._weighted_shift(admitting, band).T, spread_LL[admitting], out=v_LL[band])
+        return v_LL
+
+    def _uniform_down(self, adjoint_LL, even_LL):
+        """Puts MᵀΓM into even."""
+
+        def keep(rows, sums_RL):
+            even_LL[rows] = sums_RL
+
+        self.mask.spread_down(matrix(lambda rows: self.mask.spread_along(adjoint_LL[rows]), self.length), keep)
+
+    def _softmax_down(self, adjoint_LL, even_LL):
+        """Puts the adjoint of the input into even and the returned lean, of which lean + leanᵀ belongs to it."""
+        score, still = self.layer.score**2, self.layer.still
+        stack_SLL = np.empty((3, *adjoint_LL.shape))
+
+        def along(rows):
+            stack_SLL[0, rows] = self.mask.spread_along(adjoint_LL[rows])
+            stack_SLL[1:, rows] = self._pulled_along(adjoint_LL[rows] * self.k_LL[rows], self.m_LL[rows], self.b_LL[rows])
+
+        in_blocks(along, self.length)
+        lean_LL = self._shift_of_input(stack_SLL[0])
+
+        def keep(rows, sums_SRL):
+            query_RL = self.pair * score * adjoint_LL[rows]
+            even_LL[rows] = sums_SRL[0]
+            even_LL[rows] += self.pair * still * (1 + score) * sums_SRL[1] * self.k_LL[rows]
+            even_LL[rows] += query_RL * self.b_LL[rows] * self.logit_b_LL[rows]
+            lean_LL[rows] += self.pair * still * (1 + score) * sums_SRL[2]
+            lean_LL[rows] += query_RL * self.t_lean_LL[rows]
+
+        self.mask.spread_down(stack_SLL, keep)
+        if still != 1:
+            self._add_turned(adjoint_LL, even_LL, lean_LL)
+        return lean_LL
+
+    def _pulled_along(self, x_RL, m_RL, b_RL):
+        """Rows of XM and of what half of R but its first term is Mᵀ times: ½(X∘b)M - (XM)∘m."""
+        xm_RL = self.mask.spread_along(x_RL)
+        return xm_RL, self.mask.spread_along(x_RL * b_RL) / 2 - xm_RL * m_RL
+
+    def _add_turned(self, adjoint_LL, even_LL, lean_LL):
+        """Adds R of the weights' fluctuation and of the keys, for the frequencies that turn."""
+        score = self.layer.score**2
+        for share, phase_LL, m_LL, b_LL in self._turns():
+            x_LL = adjoint_LL * self.k_LL * phase_LL
+            fluctuation = self._pulled_along(x_LL, m_LL, b_LL)
+            keys = self._pulled_along(x_LL, self.m_LL, self.b_LL)
+
+            def keep(rows, sums_SRL):
+                first_RL, fluctuation_RL, keys_RL = sums_SRL
+                back_RL = phase_LL[rows].conj()
+                even_LL[rows] += self.pair * share * (1 + score) * (first_RL * self.k_LL[rows] * back_RL).real
+                lean_LL[rows] += self.pair * share * (fluctuation_RL + score * keys_RL * back_RL).real
+
+            self.mask.spread_down(np.stack([*fluctuation, keys[1]]), keep)
