@@ -20,17 +20,8 @@ def admitted(rows_Q, length, causal=None, dtype=jnp.float32):
     return jnp.where(past_QS, 1.0, future).astype(dtype)
 
 
-def attend(q_QKGE, k_SKE, v_SKE, rows_Q, *, causal=None, uniform=None, score_path=None):
-    """Softmax attention of some query rows over all source positions.
-
-    Args:
-      q_QKGE: queries of the rows `rows_Q` (their positions in the sequence).
-      k_SKE, v_SKE: keys and values of every position.
-      causal, uniform, score_path: traced numbers of `Switches` (`uniform_attention` for uniform), or None.
-
-    Returns:
-      The mixed values, [Q, K, G, E].
-    """
+def attention_weights(q_QKGE, k_SKE, rows_Q, *, causal=None, uniform=None, score_path=None):
+    """What each query row attends to, [K, G, Q, S]; the arguments are those of `attend`."""
     w_QS = admitted(rows_Q, len(k_SKE), causal, q_QKGE.dtype)
     scores_KGQS = jnp.einsum("QKGE,SKE->KGQS", q_QKGE, k_SKE) * q_QKGE.shape[-1] ** -0.5
     if score_path is not None:
@@ -42,4 +33,19 @@ def attend(q_QKGE, k_SKE, v_SKE, rows_Q, *, causal=None, uniform=None, score_pat
     if uniform is not None:
         mean_QS = w_QS / w_QS.sum(-1, keepdims=True)
         weights_KGQS = uniform * mean_QS + (1 - uniform) * weights_KGQS
+    return weights_KGQS
+
+
+def attend(q_QKGE, k_SKE, v_SKE, rows_Q, *, causal=None, uniform=None, score_path=None):
+    """Softmax attention of some query rows over all source positions.
+
+    Args:
+      q_QKGE: queries of the rows `rows_Q` (their positions in the sequence).
+      k_SKE, v_SKE: keys and values of every position.
+      causal, uniform, score_path: traced numbers of `Switches` (`uniform_attention` for uniform), or None.
+
+    Returns:
+      The mixed values, [Q, K, G, E].
+    """
+    weights_KGQS = attention_weights(q_QKGE, k_SKE, rows_Q, causal=causal, uniform=uniform, score_path=score_path)
     return jnp.einsum("KGQS,SKE->QKGE", weights_KGQS, v_SKE)

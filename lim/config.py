@@ -193,14 +193,19 @@ def _from_hf(hf: dict, where: str) -> Config:
         require("hidden_act", ("silu", "swish"), "silu")
         require("mlp_bias", (False,), False)
         require("attention_bias", (False,), False)
-        if hf.get("use_sliding_window") or (layer_types := set(hf.get("layer_types") or ())) - {"full_attention"}:
+        layer_types = get("layer_types", [])
+        layer_types = layer_types if isinstance(layer_types, list) else [layer_types]
+        if get("use_sliding_window", False) or any(kind != "full_attention" for kind in layer_types):
             faults.append("sliding-window attention is not implemented (use_sliding_window, layer_types)")
         width, heads = get("hidden_size"), get("num_attention_heads")
-        sizes = dict(layers=get("num_hidden_layers"), width=width, heads=heads,
-                     kv_heads=get("num_key_value_heads", heads), inner=get("intermediate_size"),
+        # Absent, it means `heads` in llama, but another number in qwen2.
+        kv_heads = get("num_key_value_heads", heads) if family == "llama" else get("num_key_value_heads")
+        sizes = dict(layers=get("num_hidden_layers"), width=width, heads=heads, kv_heads=kv_heads,
+                     inner=get("intermediate_size"),
                      vocab=get("vocab_size"), max_length=get("max_position_embeddings"), norm_eps=get("rms_norm_eps"),
                      rope_theta=_rope_theta(hf, faults), tied=get("tie_word_embeddings", False))  # fmt: skip
-    sizes["head_dim"] = hf.get("head_dim")
+    require("tie_word_embeddings", (True, False), sizes["tied"])
+    sizes["head_dim"] = None if family == "gpt2" else get("head_dim", None)
     if sizes["head_dim"] is None:
         if all(isinstance(n, int) and n > 0 for n in (width, heads)) and width % heads == 0:
             sizes["head_dim"] = width // heads
@@ -216,14 +221,19 @@ def _from_hf(hf: dict, where: str) -> Config:
 
 def _rope_theta(hf: dict, faults: list) -> float:
     """RoPE's base from `rope_theta` (transformers ≤ 4) or `rope_parameters` (≥ 5); a scaled RoPE is a fault."""
-    rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        faults.append(f"RoPE scaling of type {kind!r} is not implemented")
-    if rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) != 1.0:
+    places = [hf, *(hf[key] for key in ("rope_parameters", "rope_scaling") if hf.get(key) is not None)]
+    if not all(isinstance(place, dict) for place in places):
+        faults.append("rope_parameters or rope_scaling is not an object")
+        return 1.0
+    for kind in (place.get("rope_type", place.get("type", "default")) for place in places[1:]):
+        if kind != "default":
+            faults.append(f"RoPE scaling of type {kind!r} is not implemented")
+    if any(place.get("partial_rotary_factor") not in (None, 1.0) for place in places):
         faults.append("partial_rotary_factor is not implemented")
-    theta = hf.get("rope_theta", rope.get("rope_theta"))
-    if theta is None:
+    thetas = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
+    if not thetas:
         faults.append("rope_theta is missing (looked in rope_theta and rope_parameters)")
         return 1.0
-    return float(theta) if isinstance(theta, (int, float)) else theta
+    if any(theta != thetas[0] for theta in thetas):
+        faults.append(f"rope_theta has several values: {', '.join(map(repr, thetas))}")
+    return float(thetas[0]) if isinstance(thetas[0], (int, float)) else thetas[0]

@@ -58,17 +58,32 @@ class Attention(nnx.Module):
         self.out = _linear(config.heads * head_dim, width, config.residual_std, config.family == "gpt2", rngs)
 
     def __call__(self, h_LD, switches: Switches, rows_Q):
-        c, positions_L = self.config, jnp.arange(len(h_LD))
+        """What attention writes to the stream at the rows `rows_Q`, [Q, D], from the normed stream."""
+        q_QKGE, k_LKE, v_LKE = self.queries_keys_values(h_LD, switches, rows_Q)
+        mixed_QKGE = attend(q_QKGE, k_LKE, v_LKE, rows_Q, **attention_switches(switches))
+        return self.out(mixed_QKGE.reshape(len(rows_Q), -1))
+
+    def queries_keys_values(self, h_LD, switches: Switches, rows_Q):
+        """Queries of some rows, [Q, K, G, E], and keys and values of all, [L, K, E], rotated where RoPE is on."""
+        c = self.config
         q_QNE = self.query(h_LD[rows_Q]).reshape(-1, c.heads, c.head_dim)
         k_LKE = self.key(h_LD).reshape(-1, c.kv_heads, c.head_dim)
         v_LKE = self.value(h_LD).reshape(-1, c.kv_heads, c.head_dim)
         if c.has_rope:
             q_QNE = rotate(q_QNE, rows_Q, c.rope_theta, switches.rope)
-            k_LKE = rotate(k_LKE, positions_L, c.rope_theta, switches.rope)
-        q_QKGE = q_QNE.reshape(-1, c.kv_heads, c.heads // c.kv_heads, c.head_dim)
-        mixed_QKGE = attend(q_QKGE, k_LKE, v_LKE, rows_Q, causal=switches.causal,
-                            uniform=switches.uniform_attention, score_path=switches.score_path)  # fmt: skip
-        return self.out(mixed_QKGE.reshape(-1, c.heads * c.head_dim))
+            k_LKE = rotate(k_LKE, jnp.arange(len(h_LD)), c.rope_theta, switches.rope)
+        return q_QNE.reshape(-1, c.kv_heads, c.heads // c.kv_heads, c.head_dim), k_LKE, v_LKE
+
+    def values(self, h_LD):
+        """What each position writes where every head attends to it alone, biases left out, [L, D]: W_O W_V h."""
+        c = self.config
+        v_LKE = (h_LD @ self.value.kernel[...]).reshape(-1, c.kv_heads, c.head_dim)
+        return jnp.repeat(v_LKE, c.heads // c.kv_heads, axis=1).reshape(len(h_LD), -1) @ self.out.kernel[...]
+
+
+def attention_switches(switches):
+    """The switches that act inside attention, as `lim.attention` names them."""
+    return dict(causal=switches.causal, uniform=switches.uniform_attention, score_path=switches.score_path)
 
 
 class MLP(nnx.Module):
@@ -104,10 +119,14 @@ class Block(nnx.Module):
             rows_Q, x_QD = jnp.arange(len(x_LD)), x_LD
         else:
             x_QD = x_LD[rows_Q]
-        h_LD = _blend(switches.norm, self.attention_norm(x_LD), x_LD)
+        h_LD = self.attention_input(x_LD, switches)
         x_QD = _join(x_QD, self.attention(h_LD, switches, rows_Q), switches)
         h_QD = _blend(switches.norm, self.mlp_norm(x_QD), x_QD)
         return _blend(switches.mlp, _join(x_QD, self.mlp(h_QD), switches), x_QD)
+
+    def attention_input(self, x_LD, switches: Switches):
+        """The normed stream that attention reads, [L, D]."""
+        return _blend(switches.norm, self.attention_norm(x_LD), x_LD)
 
 
 def _join(x, branch, switches):
@@ -144,9 +163,14 @@ class Decoder(nnx.Module):
             self.head = _linear(config.width, config.vocab, config.init_std, False, rngs)
 
     @classmethod
-    def at_birth(cls, config: Config, seed: int = 0) -> "Decoder":
-        """A Decoder with freshly drawn weights, float32, as its family publishes them."""
-        return nnx.merge(graphdef(config), birth_params(config, jax.random.key(seed)))
+    def at_birth(cls, config: Config, seed: int = 0, dtype=jnp.float32) -> "Decoder":
+        """A Decoder with freshly drawn weights as its family publishes them, drawn in float32 whatever the dtype.
+
+        float64 needs `jax.config.update("jax_enable_x64", True)`; its draws then are those of float32, and the network
+        computes in float64: for profiles that span more than float32's 38 decades.
+        """
+        params = birth_params(config, jax.random.key(seed))
+        return nnx.merge(graphdef(config), jax.tree.map(lambda v: v.astype(dtype), params))
 
     @classmethod
     def from_pretrained(cls, source) -> "Decoder":

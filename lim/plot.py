@@ -511,3 +511,44 @@ def _check_cell(cell):
     if cell.predicted_L is None:
         return measured_L, stderr_L, {}
     return measured_L, stderr_L, {"predicted": _check_curve(cell.label, cell.predicted_L, measured_L)}
+
+
+# --- curves against a size --------------------------------------------------------------------------------------------
+
+
+def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", yscale="linear", width=6.5) -> Figure:
+    """Measured points with error bars, and what is predicted of them as lines, against a size on a logarithmic axis.
+
+    Args:
+      sizes: the sizes, [P].
+      series: label → (measured_P, stderr_P, predicted_P); measured or predicted may be None, NaN leaves a point out.
+      xlabel, ylabel, title, caption, width: as in `influence_figure`.
+      yscale: "linear" or "log".
+
+    Raises:
+      ValueError: there is no series.
+    """
+    if not series:
+        raise ValueError("series: must hold at least one")
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(width, 0.62 * width), layout="constrained")
+        ax = fig.subplots()
+        for i, (label, (measured_P, stderr_P, predicted_P)) in enumerate(series.items()):
+            color = (MEASURED, *PREDICTED)[i % 7]
+            if predicted_P is not None:
+                ax.plot(sizes, predicted_P, color=color, linestyle=DASHES[0] if measured_P is not None else "-", linewidth=1.2)
+            if measured_P is not None:
+                shifted_P = np.asarray(sizes, float) * 1.015 ** (i - len(series) / 2)  # bars side by side
+                ax.errorbar(shifted_P, measured_P, stderr_P, color=color, fmt="o", markersize=3.5, capsize=2, linewidth=1)
+            ax.plot([], [], color=color, marker="o" if measured_P is not None else None, markersize=3.5, label=label)
+        ax.set(xscale="log", yscale=yscale, xlabel=xlabel, ylabel=ylabel)
+        ax.xaxis.set_major_locator(FixedLocator(sizes))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+        measured_too = any(measured_P is not None and predicted_P is not None for measured_P, _, predicted_P in series.values())
+        ax.legend(title="points: measured ± standard error; dashes: predicted" if measured_too else None)
+        ax.set_title(title, loc="left", fontsize=9, fontweight="bold")
+        if caption:
+            fig.supxlabel(_wrapped(caption, width), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
+    return fig

@@ -313,7 +313,7 @@ def check_profiles(profiles_SL, name: str = "profiles"):
 
 def _check(values, name, axes):
     try:
-        array = np.array(values, np.float64)
+        array = np.asarray(values, np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{name}: must be an array of numbers [{', '.join(axes)}]") from None
     if array.ndim != len(axes) or array.size == 0:

@@ -84,6 +84,12 @@ class Switches:
         """The same switches, each broadcast to one number per layer, as a scan over layers takes them."""
         return jax.tree.map(lambda v: jnp.broadcast_to(v, (layers,)), self)
 
+    def skip_and_branch(self):
+        """The weights of skip and branch, from `alpha` or `residual`; 1 where they are absent."""
+        if self.alpha is not None:
+            return 1 - self.alpha, self.alpha
+        return 1.0 if self.residual is None else self.residual, 1.0
+
     @classmethod
     def parse(cls, name: str, text: str) -> float:
         """Reads one switch value as a command line gives it: on, off or a number.

@@ -335,7 +335,8 @@ def test_no_slow_library_is_imported(tmp_path):
     code = f"""
 import sys
 from lim import checkpoint
-print(checkpoint.load({str(folder)!r}).config.family, sys.modules.keys() & {{"torch", "transformers", "huggingface_hub"}})
+family = checkpoint.load({str(folder)!r}).config.family
+print(family, sys.modules.keys() & {{"torch", "transformers", "huggingface_hub"}})
 """
     root = pathlib.Path(checkpoint.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

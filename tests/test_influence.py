@@ -62,7 +62,7 @@ def test_every_output_equals_jacrev(config, outputs):
         decoder = birth(config, seed)
         expected = jacobian_norms(decoder, TOKENS)
         for output in outputs:
-            measured = influence(decoder, TOKENS, output=output, target=5, chunk=7)
+            measured = influence(decoder, TOKENS, output=output, target=5)
             assert measured.exact and np.all(measured.stderr_L == 0)
             np.testing.assert_allclose(measured.influence_L, expected[output], rtol=RTOL, err_msg=output)
 
@@ -105,12 +105,12 @@ def test_the_loss_is_of_the_token_that_follows():
     np.testing.assert_allclose(measured, expected, rtol=RTOL)
 
 
-@pytest.mark.parametrize("chunk", [5, 100])
-def test_the_chunk_does_not_change_the_number(chunk):
+def test_the_chunk_does_not_change_the_number():
+    """Nor does padding of the last chunk."""
     decoder = birth(QWEN2, 0)
-    whole, chunked = influence(decoder, TOKENS, chunk=24), influence(decoder, TOKENS, chunk=chunk)
+    whole, chunked = influence(decoder, TOKENS), influence(decoder, TOKENS, chunk=7)
     np.testing.assert_allclose(chunked.influence_L, whole.influence_L, rtol=1e-6)
-    whole, chunked = (influence(decoder, TOKENS, probes=7, chunk=c) for c in (7, chunk))
+    whole, chunked = (influence(decoder, TOKENS, probes=7, chunk=c) for c in (100, 5))
     np.testing.assert_allclose(chunked.influence_L, whole.influence_L, rtol=1e-6)
     np.testing.assert_allclose(chunked.stderr_L, whole.stderr_L, rtol=1e-4)
 
@@ -122,26 +122,43 @@ def test_as_many_probes_as_entries_are_exact():
     np.testing.assert_allclose(probed.influence_L, exact.influence_L, rtol=RTOL)
 
 
-@pytest.mark.parametrize("output", ["hidden", "logits"])
-def test_probes_are_unbiased_and_their_error_is_honest(output):
-    """400 draws of 4 probes: influence² averages to the exact one, and its z-scores have unit spread.
+def test_probes_are_unbiased_and_their_error_is_honest():
+    """400 draws of 4 probes against the exact influence, and against the estimator's own law, drawn in numpy.
 
-    The squared estimate's variance is estimated from 4 values, so single z-scores have heavy tails; the ratio of the
-    mean estimated variance to the variance seen over draws does not, and must be 1 within its own sampling error.
+    influence² averages to the exact one within 4 standard errors (11 correlated positions), its mean estimated variance
+    to the variance seen, and Student intervals cover as often as they do for Haar frames applied to the literal Jacobian:
+    some 89 % where they aim at 95, since the squares of 4 probes are skewed.
     """
     decoder = birth(QWEN2, 0)
-    exact_L = influence(decoder, TOKENS, output=output).influence_L.astype(np.float64)
-    draws = [influence(decoder, TOKENS, output=output, probes=4, seed=seed, chunk=4) for seed in range(400)]
+    exact_L = influence(decoder, TOKENS).influence_L.astype(np.float64)
+    draws = [influence(decoder, TOKENS, probes=4, seed=seed, chunk=4) for seed in range(400)]
     square_SL = np.stack([d.influence_L for d in draws]).astype(np.float64) ** 2
     error_SL = 2 * np.sqrt(square_SL) * np.stack([d.stderr_L for d in draws])  # the delta method undone
     spread_L = square_SL.std(0, ddof=1)
     z_L = (square_SL.mean(0) - exact_L**2) / (spread_L / np.sqrt(len(draws)))
     assert np.abs(z_L).max() < 4
-    ratio_L = (error_SL**2).mean(0) / spread_L**2
-    # relative error of a variance from 400 near-χ² draws of few degrees of freedom is about √((κ+2)/400) ≤ 0.15
-    assert 0.7 < ratio_L.min() and ratio_L.max() < 1.4
-    within = np.abs(square_SL - exact_L**2) < 3.18 * error_SL  # Student's 95 % quantile, 3 degrees of freedom
-    assert 0.9 < within.mean() < 0.99
+    # A variance from 400 draws of excess kurtosis at most 12/4 (χ² squares of one direction, 4 probes): ±11 %, 3 sigma.
+    np.testing.assert_allclose((error_SL**2).mean(0) / spread_L**2, 1, atol=0.33)
+    student = 3.18  # 97.5 % quantile, 3 degrees of freedom
+    covered = np.mean(np.abs(square_SL - exact_L**2) < student * error_SL)
+
+    decoder_jacobian = _jacobians(graphdef(QWEN2), params_of(decoder), jnp.asarray(TOKENS), Switches(), 0, -1, 5)["hidden"]
+    jacobian_DLD, rng, hits = np.asarray(decoder_jacobian, np.float64), np.random.default_rng(0), []
+    for _ in range(4000):
+        frame_KD = np.linalg.qr(rng.normal(size=(24, 4)))[0].T
+        square_KL = 24 * np.sum(np.einsum("KD,DLE->KLE", frame_KD, jacobian_DLD) ** 2, axis=2)
+        error_L = square_KL.std(0, ddof=1) / 2 * np.sqrt(1 - 4 / 24)
+        hits.append(np.abs(square_KL.mean(0) - exact_L**2) < student * error_L)
+    assert abs(covered - np.mean(hits)) < 3 * np.sqrt(0.9 * 0.1 / 400)
+
+
+def test_logits_take_probes_too():
+    """Probes of the vocabulary: unbiased within 4 standard errors over 100 draws."""
+    decoder = birth(QWEN2, 0)
+    exact_L = influence(decoder, TOKENS, output="logits", chunk=8).influence_L.astype(np.float64)
+    draws = [influence(decoder, TOKENS, output="logits", probes=4, seed=seed, chunk=4) for seed in range(100)]
+    square_SL = np.stack([d.influence_L for d in draws]).astype(np.float64) ** 2
+    assert np.all(np.abs(square_SL.mean(0) - exact_L**2) < 4 * square_SL.std(0, ddof=1) / 10)
 
 
 def test_a_network_of_one_position_has_one_influence():

@@ -180,11 +180,12 @@ def test_marks_stand_on_the_profile():
     assert marks == {(0.5 / 7, 8.0), (0.5, 2.0), (6.5 / 7, 6.0), (5.5 / 7, 0.5)}
 
 
-def test_caption_holds_every_word_and_breaks_no_flag():
-    fig = plot.influence_figure(u_profile(16), caption=COMMAND + "\nsecond line, commit 1234abc", width=4.0)
+@pytest.mark.parametrize("width", [3.4, 3.7, 4.0, 4.3, 4.6, 5.0, 6.5])
+def test_caption_holds_every_word_and_breaks_no_flag(width):
+    fig = plot.influence_figure(u_profile(16), caption=COMMAND + "\nsecond line, commit 1234abc", width=width)
     (text,) = [t for t in fig.texts if "experiments.ablate" in t.get_text()]
     lines = text.get_text().split("\n")
-    assert len(lines) > 2 and lines[-1] == "second line, commit 1234abc"
+    assert len(lines) >= 2 and lines[-1] == "second line, commit 1234abc"
     assert " ".join(lines[:-1]) == COMMAND
     assert text.get_family() == ["DejaVu Sans Mono"]
     assert text.get_position()[1] < fig.axes[0].get_position().y0
@@ -346,6 +347,14 @@ def test_save_by_suffix_in_a_new_folder(tmp_path, name, magic):
     assert plot.save(plot.influence_figure(u_profile(64), title="t"), path) == path
     assert path.read_bytes().startswith(magic)
     assert [p.name for p in path.parent.iterdir()] == [name]
+
+
+def test_a_reader_keeps_the_whole_old_file(tmp_path):
+    path = plot.save(plot.influence_figure(u_profile(16)), tmp_path / "a.png")
+    before = path.read_bytes()
+    with open(path, "rb") as reader:
+        plot.save(plot.influence_figure(u_profile(16), title="new"), path)
+        assert reader.read() == before != path.read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

@@ -108,7 +108,7 @@ def cdf(t, strengths, *, layers=None) -> np.ndarray:
         return gammaincc(k, t_T1) @ np.exp(log_weight)
 
     log_hops_K = log_hops(strengths, layers=layers)
-    log_hops_K[log_hops_K < -745] = -np.inf
+    log_hops_K[log_hops_K < -745] = -np.inf  # weights that are 0 in float64 need no incomplete gamma function
     smooth = _over_hops(weighted_sum, t, log_hops_K, empty=0.0)
     return np.where(np.asarray(t) == 0, 1.0, smooth)
 
@@ -163,7 +163,7 @@ def valley(strengths, *, layers=None) -> Valley:
 def _over_hops(function, t, log_hops_K, empty) -> np.ndarray:
     """function(t_T1, k, ln P(K=k)) over the possible k ≥ 1, for all t, in chunks of bounded memory."""
     try:
-        t = np.asarray(t, np.float64) + 0.0  # -ln 1 = -0.0 becomes 0.0, whose logarithm has no sign to lose
+        t = np.asarray(t, np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"t={t!r}: must be numbers of at least 0, t = ln(1/x)") from None
     if not np.all(t >= 0):

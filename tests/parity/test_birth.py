@@ -52,7 +52,7 @@ def test_means_and_standard_deviations(births):
 
 
 def test_gpt2_projections_by_definition(births):
-    """GPT-2 divides the standard deviation of what writes to the stream by √(2·layers); see the paper's section 2.3."""
+    """GPT-2 divides the standard deviation of what writes to the stream by √(2·layers) (Radford et al. 2019, 2.3)."""
     config, ours, _ = births
     for name in ("blocks.attention.out.kernel", "blocks.mlp.down.kernel"):
         std = 0.05 / np.sqrt(2 * 3) if config.family == "gpt2" else 0.05

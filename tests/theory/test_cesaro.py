@@ -95,12 +95,12 @@ def test_closed_form_is_the_matrix_product():
     assert cesaro.exact_row(6, Fraction(1, 3), layers=3) == cesaro.exact_row(6, [Fraction(1, 3)] * 3)
 
 
-@pytest.mark.parametrize("length, layers, strength, tiny", [(17, 9, 2**-20, 0), (80, 24, 1.0, -1)])
+@pytest.mark.parametrize("length, layers, strength, tiny", [(17, 9, 2**-20, 0), (60, 24, 1.0, -1)])
 def test_window_keeps_relative_accuracy_where_the_row_is_tiny(length, layers, strength, tiny):
     """A running sum from either end is of order one before it comes to one of these tiny ends: its differences fail."""
-    exact = dense_row(length, -1, [1 - strength] * layers, [strength] * layers, [1] * layers, [4] * layers)
+    exact = dense_row(length, -1, [1 - strength] * layers, [strength] * layers, [1] * layers, [3] * layers)
     assert 0 < exact[tiny] < 1e-8 * exact.max()
-    assert_close(cesaro.profile(length, strength, layers=layers, window=4), exact, layers=layers)
+    assert_close(cesaro.profile(length, strength, layers=layers, window=3), exact, layers=layers)
 
 
 def test_finite_profile_is_the_continuum_binomially_smoothed():
@@ -154,7 +154,7 @@ def squared_jacobians(rng, length, width, heads, kv_heads, head_dim, skip, branc
     [([1.0] * 4, [1.0] * 4, 4), ([1.0, 0.5, 0.0, 2.0], [1.0, 2.0, 0.7, 0.5], 4), ([0.5] * 6, [0.5] * 6, 1)],
 )
 def test_second_moment_is_the_mean_over_random_networks(skip, branch, kv_heads):
-    length, width, heads, head_dim, std_v, std_o, seeds = 6, 12, 4, 3, 0.35, 0.3, 2000
+    length, width, heads, head_dim, std_v, std_o, seeds = 6, 12, 4, 3, 0.35, 0.3, 1000
     gain = (width * std_v**2) * (heads * head_dim * std_o**2)
     rng = np.random.default_rng(1)
     sizes = (length, width, heads, kv_heads, head_dim, skip, branch, std_v, std_o)
@@ -166,6 +166,12 @@ def test_second_moment_is_the_mean_over_random_networks(skip, branch, kv_heads):
     # The sample tells the two accounts apart: all paths added coherently is another number.
     by_path = cesaro.operator_row(length, skip, math.sqrt(gain) * np.array(branch)) ** 2
     assert np.any(np.abs(mean - by_path) > 10 * error)
+
+
+def test_nothing_comes_through_a_layer_of_no_weight():
+    np.testing.assert_array_equal(cesaro.operator_row(4, 0, 0, layers=2), 0)
+    np.testing.assert_array_equal(cesaro.second_moment_profile(4, 0, 0, 1, layers=2), 0)
+    np.testing.assert_array_equal(cesaro.second_moment_profile(4, 1, 1, 0, layers=2), [0, 0, 0, 1])
 
 
 def test_second_moment_of_one_hop_is_the_square_of_its_row():
@@ -251,6 +257,11 @@ def test_overflow_is_refused_not_returned():
         cesaro.operator_row(8, 1, 1, layers=2000)
     with pytest.raises(ValueError, match="reaches 10.3000, beyond float64"):
         cesaro.second_moment_profile(8, 1, 3, 1, layers=3000)
+    for skip, branch, gain in ((1e200, 1, 1), (1, 1e200, 0), (0, 1e200, 1)):
+        with pytest.raises(ValueError, match="beyond float64"):
+            cesaro.second_moment_profile(8, skip, branch, gain, layers=2)
+    with pytest.raises(ValueError, match="beyond float64"):
+        cesaro.operator_row(8, 1.5e308, 1.5e308, layers=1)
     # Too large on the way, though not at the end: the last layers are pulled through first.
     with pytest.raises(ValueError, match="beyond float64"):
         cesaro.operator_row(8, [1e-200] * 2 + [1e200] * 2, 0, layers=4)

@@ -3,6 +3,7 @@
 import decimal
 import itertools
 import math
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -36,7 +37,7 @@ def panel_edges(strengths):
     a = np.asarray(strengths)
     mean, deviation = a.sum(), math.sqrt((a * (1 - a)).sum() + a.sum())
     low, high = max(0.0, mean - 14 * deviation), mean + 14 * deviation + 60
-    return np.linspace(low, high, 2 + int((high - low) / max(2, deviation)))
+    return np.linspace(low, high, 2 + int((high - low) / max(3, 3 * deviation)))
 
 
 def quadrature(edges):
@@ -85,7 +86,7 @@ def test_total_mass_is_one(name):
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
-@pytest.mark.parametrize("m", [0.01, 0.5, 1, 7])
+@pytest.mark.parametrize("m", [0.5, 7])
 def test_moments_are_the_product_over_layers(name, m):
     """E X^m = Π (1 - a_l + a_l/(m+1)): one factor a layer, no hops counted."""
     a = np.asarray(STRENGTHS[name])
@@ -223,15 +224,20 @@ def test_edges():
     np.testing.assert_allclose(density.log_density(t[:3], **both), np.log([0.5, 0.5, 1.0]), atol=1e-15)
     assert density.log_density(np.inf, **both) == np.inf
     assert density.log_anchor(**both) == -np.inf and density.anchor(**both) == 0
+    assert density.log_anchor(1e-12, layers=3) == pytest.approx(-3e-12, rel=1e-11, abs=0)
     assert density.log_anchor(0.5, layers=10_000) == pytest.approx(-10_000 * math.log(2), rel=1e-14)
     for values in (1.0, [[0.0, 1.0]], np.zeros((2, 0, 3))):
         assert density.log_density(values, **both).shape == density.cdf(values, **both).shape == np.shape(values)
     np.testing.assert_array_equal(density.log_hops([]), [0.0])
 
 
-def test_chunks_change_nothing():
+def test_chunks_change_nothing_and_bound_the_memory():
     t = np.linspace(0, 9000, 601).reshape(1, 601)
+    tracemalloc.start()
     deep = density.log_density(t, 0.7, layers=10_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * 8 * 2**20  # ten chunks; the whole table of t by k takes 46 MiB, and several of them are needed
     alone = [density.log_density(value, 0.7, layers=10_000) for value in t[0, ::50]]
     np.testing.assert_allclose(deep[0, ::50], alone, rtol=1e-14)
 
@@ -269,8 +275,8 @@ def test_published_numbers_of_the_density():
     assert density.log_density(1.0, 1.0, layers=24) / math.log(10) == pytest.approx(-22.4, abs=0.05)
     for a, last, middle in ((0.5, 6.0e-8, 5.7e-8), (0.1, 0.080, 2.3e-4)):
         valley = density.valley(a, layers=24)
-        assert math.exp(valley.log_anchor) == pytest.approx(last, rel=0.01)
-        assert math.exp(valley.log_middle) / 2048 == pytest.approx(middle, rel=0.02)
+        assert math.exp(valley.log_anchor) == pytest.approx(last, rel=0.01, abs=0)
+        assert math.exp(valley.log_middle) / 2048 == pytest.approx(middle, rel=0.02, abs=0)
         assert valley.anchor_over_middle(2048) == pytest.approx(last / middle, rel=0.02)
     harmonic, step = 1 / np.arange(1, 25), 1e-4
     for t, slope in ((1.0, 1.5), (16.0, 0.35)):
@@ -284,8 +290,8 @@ def test_published_distances_between_finite_length_and_continuum():
         finite, continuum = cesaro.profile(length, a, layers=24), density.continuum_profile(length, a, layers=24)
         assert abs(finite[middle] / continuum[middle] - 1) < 0.01
         assert finite.argmin() == length - 2  # the next-to-last token, where H a (1-a)^{H-1} / L is
-        assert finite[-2] == pytest.approx(24 * a * (1 - a) ** 23 / length, rel=0.02)
-    assert finite[middle] == pytest.approx(5.7e-8, rel=0.01)
+        assert finite[-2] == pytest.approx(24 * a * (1 - a) ** 23 / length, rel=0.02, abs=0)
+    assert finite[middle] == pytest.approx(5.7e-8, rel=0.01, abs=0)
     assert finite[0] / continuum[0] == pytest.approx(5, rel=0.05)
     ratio = cesaro.profile(length, 1.0, layers=24) / density.continuum_profile(length, 1.0, layers=24)
     assert np.abs(ratio[512:1536] - 1).max() == pytest.approx(0.66, abs=0.01)

@@ -1,0 +1,141 @@
+"""Token ids are reproducible, in range and distinct where the vocabulary allows; texts are cut into windows as told."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lim.tokens import encode, random_tokens, read_text, standard_text, windows
+
+
+@pytest.mark.parametrize("vocab, length", [(1, 1), (7, 7), (50, 49), (151936, 2048), (4096, 4096)])
+def test_random_tokens_are_distinct_while_they_last(vocab, length):
+    ids = random_tokens(vocab, length, seed=3)
+    assert ids.dtype == np.int32 and ids.shape == (length,)
+    assert len(set(ids.tolist())) == length and ids.min() >= 0 and ids.max() < vocab
+
+
+def test_random_tokens_repeat_when_the_vocabulary_is_short():
+    ids = random_tokens(5, 1000)
+    assert ids.shape == (1000,) and set(ids.tolist()) == set(range(5))
+
+
+@pytest.mark.parametrize("length", [8, 40])
+def test_random_tokens_are_uniform_at_every_position(length):
+    """χ² over 4,000 seeds at the first and the last position, with and without repeats, at 1e-4."""
+    draws = np.stack([random_tokens(10, length, seed) for seed in range(4000)])
+    for position in (0, -1):
+        assert stats.chisquare(np.bincount(draws[:, position], minlength=10)).pvalue > 1e-4
+
+
+def test_random_tokens_follow_the_seed():
+    np.testing.assert_array_equal(random_tokens(100, 50, 1), random_tokens(100, 50, 1))
+    assert np.any(random_tokens(100, 50, 1) != random_tokens(100, 50, 2))
+
+
+@pytest.mark.parametrize("name, value", [("vocab", 0), ("vocab", 2.0), ("length", 0), ("length", True), ("seed", -1),
+                                         ("seed", "x"), ("seed", None)])  # fmt: skip
+def test_random_tokens_refuses(name, value):
+    with pytest.raises(ValueError, match=f"^{name}={value!r}: must be an integer of at least"):
+        random_tokens(**dict(vocab=9, length=3, seed=0) | {name: value})
+
+
+def test_read_text(tmp_path):
+    file = tmp_path / "text.txt"
+    for content, text in ((b"a\r\nb\xc3\xa9\n", "a\nbé\n"), (b"\xef\xbb\xbfmarked", "marked")):
+        file.write_bytes(content)
+        assert read_text(file) == read_text(str(file)) == text
+    for content, word in ((b"ab\xff", "is not UTF-8 text .* at byte 2"), (b"", "no text"), (b" \n\t", "no text")):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=word):
+            read_text(file)
+    for path, word in ((tmp_path / "absent", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(ValueError, match=f"cannot be read: .*{word}"):
+            read_text(path)
+
+
+def test_standard_text_is_long_prose():
+    text = standard_text()
+    assert len(text) > 300_000 and text == standard_text()
+    assert "assignment" in text and len(set(text.split())) > 5000
+
+
+def test_bytes_without_a_tokenizer():
+    ids = encode("aé", None, 256)
+    assert ids.dtype == np.int32 and ids.tolist() == [97, 0xC3, 0xA9]
+    assert encode("abc", None, 100).tolist() == [97, 98, 99]
+    with pytest.raises(ValueError, match=r"^vocab=99: too small for the text, whose ids reach 99 \(bytes\)$"):
+        encode("abc", None, 99)
+    with pytest.raises(ValueError, match="holds no tokens"):
+        encode("", None, 256)
+    with pytest.raises(ValueError, match="^vocab=0"):
+        encode("abc", None, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tokenizer of five words, with a begin-of-text mark that it puts before every text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = {"[UNK]": 0, "<s>": 1, "lost": 2, "in": 3, "middle": 4, "the": 7}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    folder = tmp_path_factory.mktemp("tokenizer")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="[UNK]")
+    fast.save_pretrained(folder)
+    assert fast("lost")["input_ids"] == [1, 2]
+    return folder
+
+
+def test_tokenizer_of_a_folder(folder):
+    """The text's own tokens, without the mark."""
+    assert encode("lost in the middle at", folder, 8).tolist() == [2, 3, 7, 4, 0]
+    assert encode("lost", str(folder), 8).dtype == np.int32
+    with pytest.raises(ValueError, match="vocab=7: too small for the text, whose ids reach 7"):
+        encode("lost in the middle", folder, 7)
+    with pytest.raises(ValueError, match="holds no tokens"):
+        encode(" ", folder, 8)
+
+
+def test_no_tokenizer_to_be_had(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="llama")))
+    for source in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ValueError, match="^tokenizer=.*: gives no tokenizer that transformers can read: ") as error:
+            encode("text", source, 9)
+        assert "\n" not in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 12))
+def test_windows(tokens, length, count):
+    """Contiguous, from the start to the end, evenly spaced, apart where they can be, refused where they cannot."""
+    ids = np.arange(100, 100 + tokens)
+    if length > tokens:
+        with pytest.raises(ValueError, match=f"^length={length}: the text has only {tokens} tokens$"):
+            windows(ids, length, count)
+        return
+    if count > tokens - length + 1:
+        with pytest.raises(ValueError, match=f"^count={count}: a text of {tokens} tokens has"):
+            windows(ids, length, count)
+        return
+    cut = windows(ids, length, count)
+    assert cut.shape == (count, length) and cut.dtype == np.int32
+    assert np.all(np.diff(cut, axis=1) == 1)
+    starts = cut[:, 0] - 100
+    assert starts[0] == 0 and (count == 1 or starts[-1] == tokens - length)
+    steps = np.diff(starts)
+    assert np.all(steps >= 1) and (count == 1 or steps.max() - steps.min() <= 1)
+    if count * length <= tokens:
+        assert np.all(steps >= length)
+
+
+def test_windows_refuses():
+    for name, value in (("length", 0), ("length", 1.5), ("count", 0), ("count", True)):
+        with pytest.raises(ValueError, match=f"^{name}={value!r}: must be an integer of at least 1"):
+            windows(np.arange(9), **dict(length=2, count=2) | {name: value})
