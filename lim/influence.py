@@ -21,6 +21,9 @@ from lim.switches import Switches
 
 OUTPUTS = ("hidden", "stream", "logits", "loss", "top_probability")
 SCALARS = ("loss", "top_probability")
+# Cotangents are pulled back this many times enlarged, which is exact, so that float32 loses nothing above 1e-52: without
+# residuals a profile of 24 layers spans 37 decades. Where it overflows instead, they are pulled back as they are.
+LARGE = 2.0**64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Influence:
 
     Attributes:
       influence_L: ‖∂ output / ∂ x_j‖_F, where x_j is the stream that enters block `source` at position j. In units of
-        the output per unit of the stream, float64. What is smaller than its network's dtype holds is 0 (float32: 1e-38).
+        the output per unit of the stream, float64. A float32 network loses what is below 1e-52.
       stderr_L: its standard error from the choice of probes; 0 when every row was pulled back.
       cotangents: how many were pulled back; `exact` says whether that was all of them.
       chunk: how many were pulled back side by side.
@@ -94,20 +97,25 @@ def influence(decoder, tokens_L, switches=Switches(), *, output="hidden", source
     chunk = min(int(chunk), cotangents)
 
     structure, state = nnx.split(decoder)
-    with jax.default_matmul_precision(precision):
-        moments = squared_influence(structure, nnx.as_pure(state), switches, tokens_L, read, target,
-                                    jax.random.key(seed), output=output, source=source, rows=rows,
-                                    probes=probes, chunk=chunk)  # fmt: skip
-    return _finish(*(np.asarray(moment, np.float64) for moment in moments), rows, cotangents, chunk)
+    for unit in (LARGE, 1.0):
+        with jax.default_matmul_precision(precision):
+            moments = squared_influence(structure, nnx.as_pure(state), switches, tokens_L, read, target,
+                                        jax.random.key(seed), unit, output=output, source=source, rows=rows,
+                                        probes=probes, chunk=chunk)  # fmt: skip
+        scale_L, mean_L, m2_L = (np.asarray(moment, np.float64) for moment in moments)
+        if np.all(np.isfinite(scale_L)):
+            break
+    return _finish(scale_L / unit, mean_L, m2_L, rows, cotangents, chunk)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "output", "source", "rows", "probes", "chunk"))
-def squared_influence(structure, params, switches, tokens_L, read, target, key, *, output, source, rows, probes, chunk):
+def squared_influence(structure, params, switches, tokens_L, read, target, key, unit=1.0, *, output, source, rows, probes, chunk):
     """The pure function under `influence`: running moments of the squared pullbacks.
 
     Args:
       structure, params: `nnx.split` of the decoder, the parameters as a pure tree.
-      read, target: non-negative integers, traced. The other arguments are those of `influence`, checked; `rows` is
+      read, target: non-negative integers, traced.
+      unit: what the cotangents are multiplied by; scale_L carries it. The other arguments are those of `influence`, checked; `rows` is
         the number of entries of the output.
 
     Returns:
@@ -144,7 +152,7 @@ def squared_influence(structure, params, switches, tokens_L, read, target, key, 
             ct_CY = jax.nn.one_hot(index_C, rows, dtype=y_Y.dtype)
         else:
             ct_CY = frame_KY[jnp.minimum(index_C, cotangents - 1)]
-        (pulled_CLD,) = jax.vmap(pullback)(ct_CY)
+        (pulled_CLD,) = jax.vmap(pullback)(ct_CY * jnp.asarray(unit, ct_CY.dtype))
         return _merge(carry, pulled_CLD, (index_C < cotangents).astype(y_Y.dtype)), None
 
     zeros_L = jnp.zeros(x_LD.shape[0], y_Y.dtype)

@@ -550,5 +550,5 @@ def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", y
         ax.legend(title="points: measured ± standard error; dashes: predicted" if measured_too else None)
         ax.set_title(title, loc="left", fontsize=9, fontweight="bold")
         if caption:
-            fig.supxlabel(_wrapped(caption, width), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
+            fig.supxlabel("\n".join(_wrapped(caption, width)), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
     return fig

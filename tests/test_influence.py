@@ -161,6 +161,12 @@ def test_logits_take_probes_too():
     assert np.all(np.abs(square_SL.mean(0) - exact_L**2) < 4 * square_SL.std(0, ddof=1) / 10)
 
 
+def test_a_network_that_grows_beyond_the_enlarged_cotangent_is_measured_all_the_same():
+    """A skip of 3e4 six times over: 7e26, times 2^64 no float32."""
+    measured = influence(birth(QWEN2, 0), TOKENS, Switches(**DEFAULTS | dict(residual=3e4)), output="stream")
+    np.testing.assert_allclose(measured.influence_L[-1], np.sqrt(24) * 3e4**6, rtol=1e-3)
+
+
 def test_a_network_of_one_position_has_one_influence():
     measured = influence(birth(QWEN2, 0), TOKENS[:1])
     assert measured.influence_L.shape == (1,) and measured.influence_L[0] > 0

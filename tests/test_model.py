@@ -201,7 +201,7 @@ def test_rung_1_the_bare_network_is_the_operator(residual, causal):
     switches = Switches(norm=0.0, mlp=0.0, uniform_attention=1.0, residual=residual, causal=causal)
     measured = influence(with_identity_values(birth(config)), np.arange(256), switches).influence_L
     expected = np.sqrt(8) * cesaro.operator_row(256, residual, 1.0, layers=24, causal=causal)
-    np.testing.assert_allclose(measured, expected, rtol=1e-5)
+    np.testing.assert_allclose(measured, expected, rtol=1e-5, atol=1e-52)
 
 
 @pytest.mark.parametrize("residual", [0.0, 0.7])

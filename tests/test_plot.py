@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from lim import plot, profile
 
-COMMAND = "python -m experiments.ablate --model=qwen2-0.5b --rope=off --residual=0.5 --length=2048 --out=results/ablate"
+COMMAND = "python -m experiments.ablate --model=qwen2-0.5b --residual=0.5 --out=ablate-without-mask-and-with-half-a-skip"
 
 
 def u_profile(length, seed=0):

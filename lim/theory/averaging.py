@@ -86,8 +86,12 @@ class Mask:
         """Running weighted sums down the columns: the sum of each block first, so that each knows where to start."""
         length = len(weights_L)
         sums_BL = np.array(in_blocks(lambda rows: weights_L[rows] @ x_LL[..., rows, :], length))
-        until_BL = np.cumsum(sums_BL[::-1], axis=0)[::-1] if reverse else np.cumsum(sums_BL, axis=0)
-        before_BL, all_L = until_BL - sums_BL, until_BL[0 if reverse else -1]
+        none_BL = np.zeros_like(sums_BL[:1])
+        # Shifted, not until - own: entries may differ by many decades, and a difference would drown the small ones.
+        if reverse:
+            before_BL = np.concatenate([none_BL, np.cumsum(sums_BL[:0:-1], axis=0)])[::-1]
+        else:
+            before_BL = np.concatenate([none_BL, np.cumsum(sums_BL[:-1], axis=0)])
 
         def work(rows):
             sums_RL = x_LL[..., rows, :] * weights_L[rows, None]
@@ -97,7 +101,7 @@ class Mask:
                 row_L = sums_RL[..., r - rows.start, :]
                 last_L = np.add(last_L, row_L, out=row_L)
             if self.causal != 1:
-                sums_RL = self.causal * sums_RL + (1 - self.causal) * all_L[..., None, :]
+                sums_RL = self.causal * sums_RL + (1 - self.causal) * sums_BL.sum(0)[..., None, :]
             use(rows, sums_RL)
 
         in_blocks(work, length)

@@ -77,7 +77,9 @@ class KernelTheory:
       cv: standard deviation of ‖J‖² from seed to seed, over its mean, from `finite_width`.
       attention_stream_NL, mlp_stream_NL: mean square q of the stream as each attention and each MLP reads it.
       final_stream_L: mean square of the stream that leaves the last block.
-      logit_variance: largest variance of a softmax logit in any layer; the corrections are the first order in it.
+      logit_variance: largest variance z of a softmax logit in any layer; the corrections are the first order in it. Against
+        a measured Llama of 4 layers and width 128 (24 seeds) they leave about 2 % rms of a profile unexplained at z = 0.13
+        (Qwen2-0.5B), 8 % at 0.36, 14 % at 0.64, 20 % at 1 (SmolLM2-135M) and 30 % at 2 (Qwen2-7B).
     """
 
     influence_L: np.ndarray
@@ -97,7 +99,7 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
     1 - causal, `uniform_attention` u scales d by 1-u, `score_path` scales the score path's amplitude, `norm` n makes
     p = n/√(q+ε) + 1-n, `mlp` blends skip and branch. Learned positions add (positions·init_std)² to each token's own q.
 
-    Memory is (layers + 10)·8·length² bytes; 24 layers at length 2048 take 1.1 GB.
+    Memory is about (layers + 16)·8·length² bytes: 1.4 GB for 24 layers at length 2048.
 
     Args:
       config: a `lim.Config`.
@@ -112,8 +114,9 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
         0.01 over the sequence. It moves profiles little: attention at birth is nearly uniform with RoPE as without.
 
     Raises:
-      ValueError: names the argument, its value and what is allowed; or the stream leaves float64's range; or the logits'
-        variance is so large that the first-order corrections make a square negative.
+      ValueError: names the argument, its value and what is allowed; or the stream, or what an MLP reads of it without a
+        norm, grows out of range; or the logits vary so much that the first-order corrections predict the impossible, a
+        correlation above 1 or a negative square.
     """
     layers, read, start_LL = _checked(config, length, switches, output, source, read, tokens, corrections, rope)
     streams_LL, attention_NL, mlp_NL, final_L = _climb(config, layers, start_LL)
@@ -124,25 +127,27 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
         below_LL = _mlp_up(config, layers[n - 1], streams_LL[-1]) if n else start_LL
         adjoint_LL = _attention_down(config, layers[n], below_LL, adjoint_LL)
     square_L = np.diag(adjoint_LL)
-    # z K_ii K_jj, with K_ii = p²q of the branch's input
-    logit_variance = max(
-        _preactivation(config) ** 2 * np.max(_scale(q_L, layer.norm, config) ** 2 * q_L) ** 2
-        for layer, q_L in zip(layers, attention_NL)
-    )
     if np.any(square_L < 0):
-        raise ValueError(
-            f"corrections=True: with logits of variance {logit_variance:.2g} the first-order theory predicts a negative "
-            "square; corrections=False takes attention as uniform"
-        )
+        raise _too_far("a negative square")
     bias, variance = finite_width(config, switches, output=output, source=source)
     return KernelTheory(
         influence_L=np.sqrt(config.width * square_L),
         bias=bias,
-        cv=math.sqrt(variance),
+        cv=math.sqrt(max(variance, 0.0)),
         attention_stream_NL=attention_NL,
         mlp_stream_NL=mlp_NL,
         final_stream_L=final_L,
-        logit_variance=float(logit_variance),
+        logit_variance=max(
+            float(np.max(_preactivation(config) * _scale(q_L, layer.norm, config) ** 2 * q_L)) ** 2
+            for layer, q_L in zip(layers, attention_NL)
+        ),
+    )
+
+
+def _too_far(impossible):
+    return ValueError(
+        f"corrections=True: the logits vary too much for a theory of first order in their variance, which here predicts "
+        f"{impossible}; corrections=False takes attention as uniform"
     )
 
 
@@ -170,26 +175,28 @@ class _Layer:
 
 
 def _layers(config, switches, corrections=True, rope=False, length=1) -> list[_Layer]:
+    switches.check(config)
+    defaults = {field.name: field.metadata["default"] for field in dataclasses.fields(switches)}
+
     def numbers(name):
         value = getattr(switches, name)
-        default = next(f for f in dataclasses.fields(switches) if f.name == name).metadata["default"]
-        return np.broadcast_to(np.asarray(default if value is None else value, np.float64), config.layers).tolist()
+        value = np.asarray(defaults[name] if value is None else value, np.float64)
+        return np.broadcast_to(value, config.layers).tolist()
 
-    switches.check(config)
-    skips, branches = numbers("residual"), [1.0] * config.layers
-    if switches.alpha is not None:
-        branches = numbers("alpha")
-        skips = [1 - a for a in branches]
-    uniform = numbers("uniform_attention") if corrections else [1.0] * config.layers
-    turns = numbers("rope") if rope and config.has_rope else [0.0] * config.layers
+    names = ("residual", "mlp", "norm", "causal", "uniform_attention", "score_path", "rope")
+    branches = [1.0] * config.layers if switches.alpha is None else numbers("alpha")
     layers = []
-    for skip, branch, mlp, norm, causal, u, score, turn in zip(
-        skips, branches, numbers("mlp"), numbers("norm"), numbers("causal"), uniform, numbers("score_path"), turns
-    ):
-        half = config.head_dim // 2
-        frequencies = turn * config.rope_theta ** (-np.arange(half) / half) if turn else np.zeros(1)
-        frequencies = np.where(frequencies * length < 0.01, 0.0, frequencies)
-        layers.append(_Layer(skip, branch, mlp * skip + 1 - mlp, mlp * branch, norm, causal, u, score,
+    for branch, skip, mlp, norm, causal, uniform, score, turn in zip(branches, *map(numbers, names)):
+        if switches.alpha is not None:
+            skip = 1 - branch
+        if not corrections:
+            uniform = 1.0
+        frequencies = np.zeros(1)
+        if rope and config.has_rope:
+            half = config.head_dim // 2
+            frequencies = turn * config.rope_theta ** (-np.arange(half) / half)
+            frequencies[frequencies * length < 0.01] = 0.0  # cos differs from 1 by less than 5e-5
+        layers.append(_Layer(skip, branch, mlp * skip + 1 - mlp, mlp * branch, norm, causal, uniform, score,
                              tuple(frequencies.tolist())))  # fmt: skip
     return layers
 
@@ -249,8 +256,10 @@ def _climb(config, layers, stream_LL):
     for layer in layers:
         attention_NL.append(_mean_square(stream_LL))
         stream_LL = _attention_up(config, layer, stream_LL)
-        streams_LL.append(stream_LL)
         mlp_NL.append(_mean_square(stream_LL))
+        if layer.uniform != 1 and _largest_correlation(stream_LL, mlp_NL[-1]) > 1 + 1e-9:
+            raise _too_far("a correlation above 1")
+        streams_LL.append(stream_LL)
         stream_LL = _mlp_up(config, layer, stream_LL)
     return streams_LL, np.array(attention_NL), np.array(mlp_NL), _mean_square(stream_LL)
 
@@ -262,6 +271,11 @@ def _mean_square(stream_LL):
             f"switches: the stream's mean square runs from {q_L.min():.3g} to {q_L.max():.3g}, beyond float64's reach"
         )
     return q_L
+
+
+def _largest_correlation(stream_LL, q_L):
+    root_L = np.sqrt(q_L)
+    return max(in_blocks(lambda rows: np.max(np.abs(stream_LL[rows]) / (root_L[rows, None] * root_L)), len(q_L)))
 
 
 def _attention_up(config, layer, stream_LL):
@@ -300,6 +314,11 @@ class _MLP:
         q_L = np.diag(stream_LL)
         self.p_L = _scale(q_L, layer.norm, config)
         self.variance_L = self.preactivation * self.p_L**2 * q_L
+        if self.variance_L.max() > gaussian.MAX_VARIANCE:
+            raise ValueError(
+                f"switches: an MLP reads preactivations of variance {self.variance_L.max():.3g}, above the "
+                f"{gaussian.MAX_VARIANCE:g} that this theory integrates over"
+            )
         root_L, self.deviation_L = np.sqrt(q_L), np.sqrt(self.variance_L)
         self.correlation_LL = matrix(lambda rows: stream_LL[rows] / (root_L[rows, None] * root_L), self.length)
         even_LL = gaussian.pair_mean(self.act.even, False, self.variance_L, self.correlation_LL)
@@ -373,16 +392,15 @@ class _Attention:
         return matrix(rows_of, self.length)
 
     def down(self, adjoint_LL):
-        """skip² Γ + branch² g P(MᵀΓM + z(R + V + Vᵀ) + score² z(R + Γ∘T))P."""
-        even_LL = np.empty_like(adjoint_LL)
-        lean_LL = self._uniform_down(adjoint_LL, even_LL) if self.uniform else self._softmax_down(adjoint_LL, even_LL)
+        """skip² Γ + branch² g P(MᵀΓM + z(R + V + Vᵀ) + score² z(R + Γ∘T))P, symmetric to the last bit.
+
+        Where entries fall by many decades (no skip) an antisymmetric error would outgrow the smallest squares.
+        """
+        lean_LL = self._uniform_down(adjoint_LL) if self.uniform else self._softmax_down(adjoint_LL)
 
         def rows_of(rows):
-            a_RL = even_LL[rows]
-            if lean_LL is not None:
-                a_RL += lean_LL[rows]
-                a_RL += lean_LL[:, rows].T
-            a_RL *= self.gain * self.p_L[rows, None] * self.p_L
+            a_RL = lean_LL[rows] + lean_LL[:, rows].T
+            a_RL *= self.gain * (self.p_L[rows, None] * self.p_L)
             return self.layer.skip**2 * adjoint_LL[rows] + a_RL
 
         return matrix(rows_of, self.length)
@@ -460,16 +478,18 @@ class _Attention:
             np.matmul(self._weighted_shift(admitting, band).T, spread_LL[admitting], out=v_LL[band])
         return v_LL
 
-    def _uniform_down(self, adjoint_LL, even_LL):
-        """Puts MᵀΓM into even."""
+    def _uniform_down(self, adjoint_LL):
+        """½MᵀΓM."""
+        lean_LL = np.empty_like(adjoint_LL)
 
         def keep(rows, sums_RL):
-            even_LL[rows] = sums_RL
+            np.divide(sums_RL, 2, out=lean_LL[rows])
 
         self.mask.spread_down(matrix(lambda rows: self.mask.spread_along(adjoint_LL[rows]), self.length), keep)
+        return lean_LL
 
-    def _softmax_down(self, adjoint_LL, even_LL):
-        """Puts the adjoint of the input into even and the returned lean, of which lean + leanᵀ belongs to it."""
+    def _softmax_down(self, adjoint_LL):
+        """The adjoint of the input, as the Z of Z + Zᵀ."""
         score, still = self.layer.score**2, self.layer.still
         stack_SLL = np.empty((3, *adjoint_LL.shape))
 
@@ -481,16 +501,16 @@ class _Attention:
         lean_LL = self._shift_of_input(stack_SLL[0])
 
         def keep(rows, sums_SRL):
-            query_RL = self.pair * score * adjoint_LL[rows]
-            even_LL[rows] = sums_SRL[0]
-            even_LL[rows] += self.pair * still * (1 + score) * sums_SRL[1] * self.k_LL[rows]
-            even_LL[rows] += query_RL * self.b_LL[rows] * self.logit_b_LL[rows]
-            lean_LL[rows] += self.pair * still * (1 + score) * sums_SRL[2]
-            lean_LL[rows] += query_RL * self.t_lean_LL[rows]
+            values_RL, first_RL, rest_RL = sums_SRL
+            first_RL *= self.k_LL[rows]
+            lean_LL[rows] += values_RL / 2
+            lean_LL[rows] += self.pair * still * (1 + score) * (first_RL / 2 + rest_RL)
+            half_t_RL = self.t_lean_LL[rows] + self.b_LL[rows] * self.logit_b_LL[rows] / 2
+            lean_LL[rows] += self.pair * score * adjoint_LL[rows] * half_t_RL
 
         self.mask.spread_down(stack_SLL, keep)
         if still != 1:
-            self._add_turned(adjoint_LL, even_LL, lean_LL)
+            self._add_turned(adjoint_LL, lean_LL)
         return lean_LL
 
     def _pulled_along(self, x_RL, m_RL, b_RL):
@@ -498,7 +518,7 @@ class _Attention:
         xm_RL = self.mask.spread_along(x_RL)
         return xm_RL, self.mask.spread_along(x_RL * b_RL) / 2 - xm_RL * m_RL
 
-    def _add_turned(self, adjoint_LL, even_LL, lean_LL):
+    def _add_turned(self, adjoint_LL, lean_LL):
         """Adds R of the weights' fluctuation and of the keys, for the frequencies that turn."""
         score = self.layer.score**2
         for share, phase_LL, m_LL, b_LL in self._turns():
@@ -509,8 +529,8 @@ class _Attention:
             def keep(rows, sums_SRL):
                 first_RL, fluctuation_RL, keys_RL = sums_SRL
                 back_RL = phase_LL[rows].conj()
-                even_LL[rows] += self.pair * share * (1 + score) * (first_RL * self.k_LL[rows] * back_RL).real
-                lean_LL[rows] += self.pair * share * (fluctuation_RL + score * keys_RL * back_RL).real
+                first_RL = (1 + score) / 2 * first_RL * self.k_LL[rows] * back_RL
+                lean_LL[rows] += self.pair * share * (first_RL + fluctuation_RL + score * keys_RL * back_RL).real
 
             self.mask.spread_down(np.stack([*fluctuation, keys[1]]), keep)
 
