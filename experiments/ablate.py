@@ -24,7 +24,7 @@ SIZES = ("layers", "width", "length")
 
 
 def define_flags():
-    cli.define("model", cli.read_config, "small", f"one of {', '.join(lim.config.PRESETS)}, or a folder with a config.json")
+    cli.define("model", cli.model, "small", f"one of {', '.join(lim.config.PRESETS)}, or a folder with a config.json")
     cli.define_switches()
     cli.define_axis("layers", cli.integer(1), "number of blocks")
     cli.define_axis("width", cli.integer(1), "width of the stream; heads and MLP keep their proportions")
@@ -64,7 +64,7 @@ def grid(args) -> list[Cell]:
         labels = {name: item.text for name, item in zip(axes, combination)}
         length = chosen.pop("length", 256)
         sizes = {name: chosen.pop(name) for name in ("layers", "width") if name in chosen}
-        config = args.model.replace(**sizes)
+        config = cli.read_config(args.model).replace(**sizes)
         if length > config.max_length:  # at birth a table of positions may be drawn at any length
             config = config.replace(max_length=length)
         switches = lim.Switches(**chosen)
@@ -155,8 +155,8 @@ def main(args):
     measure(cells, args)
     predict(cells, args)
     report(cells, args)
-    draw(cells, args, folder / "influence.png")
     cli.write_json(folder / "results.json", dict(provenance=provenance, **results(cells, args)))
+    draw(cells, args, folder / "influence.png")
     print(f"\nwrote {folder / 'influence.png'} and {folder / 'results.json'}")
 
 
@@ -180,8 +180,21 @@ def draw(cells, args, path):
             predicted_L = cell.paper_L * measured_L.mean() / cell.paper_L.mean() if cell.theory is None else cell.theory.influence_L
             text = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items())
             panels.append(plot.Cell(text, measured_L, standard_error(cell), predicted_L, cell.labels))
-        figure = plot.grid_figure(panels, rows=args.rows, cols=args.cols, caption=caption)
+        panels, rows, cols = arranged(panels, args.rows, args.cols)
+        figure = plot.grid_figure(panels, rows=rows, cols=cols, caption=caption)
     plot.save(figure, path)
+
+
+def arranged(panels, rows, cols):
+    """(panels, rows, cols): axes that neither direction shows join the rows, so that each cell has a panel of its own."""
+    rest = [axis for axis in panels[0].coordinates
+            if axis not in (rows, cols) and len({panel.coordinates[axis] for panel in panels}) > 1]  # fmt: skip
+    if not (rows and cols and rest):
+        return panels, rows, cols
+    joined = [rows, *rest]
+    name = ", ".join(joined)
+    join = lambda panel: panel.coordinates | {name: ", ".join(panel.coordinates[axis] for axis in joined)}  # noqa: E731
+    return [dataclasses.replace(panel, coordinates=join(panel)) for panel in panels], name, cols
 
 
 def results(cells, args):

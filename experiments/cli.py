@@ -13,6 +13,7 @@ import os
 import pathlib
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -36,8 +37,8 @@ class Items(flags.ArgumentParser):
             return argument
         words = argument.split(",")
         items = tuple(Item(word.strip(), self.read(word.strip())) for word in words)
-        for item in items:
-            if sum(other.value == item.value for other in items) > 1:
+        for i, item in enumerate(items):
+            if any(earlier.value == item.value for earlier in items[:i]):
                 raise ValueError(f"{item.text} stands twice (the same value)")
         return items
 
@@ -148,6 +149,12 @@ def read_config(model):
     return lim.Config.from_hf(os.path.expanduser(model))
 
 
+def model(text):
+    """Reader of --model: the text itself, after seeing that `read_config` takes it."""
+    read_config(text)
+    return text
+
+
 def run(main):
     """Runs a command: flags parsed with one-line refusals, then `main`, which takes the parsed flags."""
     logging.set_verbosity(logging.WARNING)  # else every missing accelerator is announced
@@ -225,11 +232,14 @@ def provenance():
     """What a reader needs to trust or repeat the numbers: versions, device, commit, the command."""
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy", "scipy")}
     here = pathlib.Path(__file__).resolve().parent
-    git = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    commit = None
+    if shutil.which("git"):
+        git = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True)
+        commit = git.stdout.strip() or None
     return dict(
         command=command(), lim=importlib.metadata.version("lim"), python=platform.python_version(), versions=versions,
         device=jax.devices()[0].device_kind, devices=jax.local_device_count(), dtype="float32",
-        matmul_precision="highest", git=git.stdout.strip() if git.returncode == 0 else None,
+        matmul_precision="highest", git=commit,
     )  # fmt: skip
 
 
@@ -267,6 +277,8 @@ def number(value, error=math.nan):
         power = math.floor(math.log10(abs(value)))
         return f"({number(value / 10**power, error / 10**power)})e{power}"
     digits = max(0, 1 - math.floor(math.log10(error)))
+    if digits > 4:  # as of ranks that all but agree
+        return f"{value:.5f} ±{error:.0e}"
     return f"{value:.{digits}f} ±{error:.{digits}f}"
 
 

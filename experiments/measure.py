@@ -21,7 +21,7 @@ from lim.theory import kernel, paper
 
 
 def define_flags():
-    cli.define("model", cli.read_config, None, f"with random weights: one of {', '.join(lim.config.PRESETS)}, or a folder "
+    cli.define("model", cli.model, None, f"with random weights: one of {', '.join(lim.config.PRESETS)}, or a folder "
                "with a config.json; default small")  # fmt: skip
     flags.DEFINE_string("weights", "random", "random, a folder with safetensors, or a hub id")
     flags.DEFINE_string("tokens", None, "a UTF-8 text file, or random; default a text that every Python holds")
@@ -40,7 +40,7 @@ def load(args):
       ValueError: names the flag or file, its value and what is allowed.
     """
     if args.weights == "random":
-        config = args.model or lim.Config.preset("small")
+        config = cli.read_config(args.model or "small")
         config = config.replace(max_length=max(config.max_length, args.length))
         decoder = None  # each window draws its own
     else:
@@ -152,13 +152,13 @@ def main(args):
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions")
     print(cli.table(["network", "prediction", "Spearman", "median", "max"], comparisons))
 
-    figure = plot.influence_figure(shown_L, stderr_L=stderr_L, curves=curves, summary=summaries[name], caption=cli.command(),
-                                   measured_label=name, title=f"{config.family}, {config.layers} layers, width {config.width}")  # fmt: skip
-    plot.save(figure, folder / "influence.png")
     cli.write_json(folder / "results.json", dict(
         provenance=provenance, flags=cli.flag_values(args), config=config, tokens=windows_WL,
         runs={each: dict(influence=p, stderr=e, summary=summaries[each]) for each, (p, e) in runs.items()},
         theory=theory, paper=dict(strength=strength, profile=fitted_L)))  # fmt: skip
+    figure = plot.influence_figure(shown_L, stderr_L=stderr_L, curves=curves, summary=summaries[name], caption=cli.command(),
+                                   measured_label=name, title=f"{config.family}, {config.layers} layers, width {config.width}")  # fmt: skip
+    plot.save(figure, folder / "influence.png")
     print(f"\nwrote {folder / 'influence.png'} and {folder / 'results.json'}")
 
 

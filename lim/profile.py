@@ -36,8 +36,8 @@ class Summary:
       middle_over_valley: middle/min; at least 1. How much lower than the middle the lowest position is.
       peak_over_valley: max/min.
       shape: see `shape`.
-      delta: whether recency is all there is: `shape` is "recency" and all positions but the last are within 10 % of
-        each other (max ≤ 1.1·min).
+      delta: whether recency is all there is: `shape` is "recency" and the positions before the last are level, every
+        tenth of them with a median within 10 % of the middle (either way).
     """
 
     length: int
@@ -126,7 +126,7 @@ def summarize(profile_L, stderr: dict | None = None) -> Summary:
         length=len(profile_L), first=first, middle=centre, last=last, valley=valley,
         valley_fraction=(valley + 0.5) / len(profile_L), valley_depth=_ratio(min(first, last), lowest),
         middle_over_valley=_ratio(centre, lowest), peak_over_valley=_ratio(profile_L.max(), lowest), shape=verdict,
-        delta=bool(verdict == "recency" and profile_L[:-1].max() <= (1 + MARGIN) * profile_L[:-1].min()),
+        delta=verdict == "recency" and _level(profile_L[:-1], centre),
         **ratio, **errors,
     )  # fmt: skip
 
@@ -345,6 +345,12 @@ def _check_stderr(stderr):
 def _ratio(above, below) -> float:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return float(np.float64(above) / np.float64(below))
+
+
+def _level(profile_L, centre) -> bool:
+    """Whether every tenth of a profile has a median within the margin of its middle."""
+    medians = np.array([np.median(tenth) for tenth in np.array_split(profile_L, min(10, len(profile_L)))])
+    return bool(np.all(medians <= (1 + MARGIN) * centre) and np.all(centre <= (1 + MARGIN) * medians))
 
 
 def _beyond(ratio, stderr, sign) -> bool:

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from lim import plot, profile
 
-COMMAND = "python -m experiments.ablate --model=qwen2-0.5b --residual=0.5 --out=ablate-without-mask-and-with-half-a-skip"
+COMMAND = "python -m experiments.ablate --model=qwen2-0.5b --residual=0.5 --out=without-mask-and-with-half-a-skip"
 
 
 def u_profile(length, seed=0):
@@ -133,6 +133,7 @@ def test_zeros_and_values_below_the_axis_are_marked():
     (ax,) = fig.axes
     bottom = ax.get_ylim()[0]
     assert 1e-15 < bottom < 1e-12
+    assert ax.transData.transform((0.5, 0.0))[1] < ax.bbox.y0  # a line falls to zero through the edge, without a gap
     rows = marks_below(ax)
     assert [row.get_markeredgecolor() for row in rows] == [plot.MEASURED, plot.PREDICTED[0]]
     for row in rows:  # marks stand only where the line is off the axis, from its first such position to its last
@@ -388,9 +389,11 @@ def test_a_failed_save_leaves_the_old_file_and_no_rubbish(tmp_path):
 
 
 def test_no_global_state():
-    before = dict(matplotlib.rcParams)
-    plot.grid_figure(grid_cells()), plot.influence_figure(u_profile(16))
-    assert dict(matplotlib.rcParams) == before
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        before = dict(matplotlib.rcParams)
+        plot.grid_figure(grid_cells()), plot.influence_figure(u_profile(16))
+        assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == []
 
 

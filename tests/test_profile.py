@@ -113,7 +113,7 @@ def test_summary_is_a_row_of_plain_numbers():
         ([2.0, 0.0, 0.0, 0.0], math.inf, math.nan, math.nan, math.nan, "primacy", False),
         ([2.0, 0.0, 0.0, 2.0], math.inf, math.inf, math.inf, math.inf, "U", False),
         ([0.0, 1.0, 0.0], 0.0, 0.0, 0.0, math.nan, "hump", False),
-        ([1.0, 3.0], 0.5, 1.5, 3.0, 1.0, "recency", True),
+        ([1.0, 3.0], 0.5, 1.5, 3.0, 1.0, "recency", False),
     ],
 )
 def test_zeros_and_few_positions(values, primacy, recency, anchor, depth, verdict, delta):

@@ -9,6 +9,8 @@ import os
 
 import numpy as np
 
+BLOCK_ENTRIES = 2**15  # of a block of rows: 256 kB, so that a handful of operands share a core's cache
+
 
 def in_blocks(work, length: int) -> list:
     """[work(rows)] for consecutive slices of rows, run by all cores; numpy lets them run side by side."""
@@ -108,7 +110,7 @@ class Mask:
 
 
 def _block_rows(length):
-    return max(1, 2**15 // length)
+    return max(1, BLOCK_ENTRIES // length)
 
 
 def _cores():

@@ -64,6 +64,7 @@ from lim.theory import gaussian
 from lim.theory.averaging import Mask, in_blocks, matrix
 
 OUTPUTS = ("hidden", "stream")
+BAND = 256  # positions at a time in the products of L×L matrices, which skip what a causal mask leaves out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,8 +461,8 @@ class _Attention:
     def _bands(self):
         """Bands of positions for the two products of L×L matrices: the band, what it admits, what admits it."""
         causal = self.layer.causal == 1
-        for start in range(0, self.length, 256):
-            band = slice(start, min(start + 256, self.length))
+        for start in range(0, self.length, BAND):
+            band = slice(start, min(start + BAND, self.length))
             yield band, slice(0, band.stop if causal else None), slice(band.start if causal else 0, None)
 
     def _shift_of_output(self):

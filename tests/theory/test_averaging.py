@@ -1,0 +1,65 @@
+"""The averaging operator by running sums against the same operator as a dense matrix."""
+
+import numpy as np
+import pytest
+
+from lim.theory import averaging
+
+LENGTH = 13
+
+
+def dense(causal):
+    w = np.where(np.tri(LENGTH) > 0, 1.0, 1 - causal)
+    return w / w.sum(1, keepdims=True)
+
+
+@pytest.fixture(params=[1, 2, 5, 1000])
+def rows_per_block(request, monkeypatch):
+    monkeypatch.setattr(averaging, "BLOCK_ENTRIES", request.param * LENGTH)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", [float, complex])
+@pytest.mark.parametrize("causal", [1.0, 0.3, 0.0])
+def test_products_with_the_operator(causal, dtype, rows_per_block):
+    rng = np.random.default_rng(0)
+    x_SLL = rng.normal(size=(2, LENGTH, LENGTH)).astype(dtype)
+    if dtype is complex:
+        x_SLL = x_SLL * np.exp(1j * x_SLL)
+    mask, m_LL = averaging.Mask(LENGTH, causal), dense(causal)
+    np.testing.assert_allclose(mask.block(slice(2, 9), slice(1, 7)), m_LL[2:9, 1:7], rtol=1e-15)
+    np.testing.assert_allclose(mask.average_along(x_SLL), x_SLL @ m_LL.T, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(mask.spread_along(x_SLL), x_SLL @ m_LL, rtol=1e-12, atol=1e-14)
+    for down, operator in ((mask.average_down, m_LL), (mask.spread_down, m_LL.T)):
+        seen = np.full_like(x_SLL, np.nan)
+
+        def use(rows, products):
+            seen[:, rows] = products
+
+        down(x_SLL, use)
+        np.testing.assert_allclose(seen, operator @ x_SLL, rtol=1e-12, atol=1e-14)
+
+
+def test_small_entries_are_not_drowned_by_large_ones(rows_per_block):
+    # Without a skip adjoints fall by tens of decades; each entry must keep its own relative precision.
+    x_LL = np.outer(10.0 ** -np.arange(0, 3 * LENGTH, 3), np.ones(LENGTH))
+    seen = np.empty_like(x_LL)
+
+    def use(rows, products):
+        seen[rows] = products
+
+    averaging.Mask(LENGTH, 1.0).spread_down(x_LL, use)
+    tails = [sum(x_LL[i, 0] / (i + 1) for i in reversed(range(j, LENGTH))) for j in range(LENGTH)]
+    np.testing.assert_allclose(seen[:, 0], tails, rtol=1e-14)
+
+
+def test_matrix_is_filled_by_rows(rows_per_block):
+    expected = np.add.outer(np.arange(LENGTH) * 100.0, np.arange(LENGTH))
+    np.testing.assert_array_equal(averaging.matrix(lambda rows: expected[rows], LENGTH), expected)
+    blocks = averaging.in_blocks(lambda rows: rows, LENGTH)
+    assert [i for rows in blocks for i in range(rows.start, rows.stop)] == list(range(LENGTH))
+
+
+def test_errors_in_a_block_are_raised(rows_per_block):
+    with pytest.raises(ZeroDivisionError):
+        averaging.in_blocks(lambda rows: 1 // 0, LENGTH)
