@@ -12,7 +12,6 @@ import itertools
 
 import numpy as np
 from absl import flags
-from tqdm import tqdm
 
 import lim
 from experiments import cli
@@ -78,7 +77,7 @@ def grid(args) -> list[Cell]:
 
 def measure(cells, args):
     """Fills in the cells: every seed of a shape shares its weights and one compilation over all its cells."""
-    with tqdm(total=len(cells) * args.seeds, unit="profile", disable=None) as bar:
+    with cli.progress(total=len(cells) * args.seeds, unit="profile") as bar:
         for (config, length), group in itertools.groupby(cells, key=lambda cell: (cell.config, cell.length)):
             group = list(group)
             profiles, errors = ([[] for _ in group] for _ in range(2))
@@ -97,7 +96,7 @@ def measure(cells, args):
 
 def predict(cells, args):
     """Fills in what the theory says of each cell; where it has nothing to say, why."""
-    for cell in tqdm(cells, unit="prediction", disable=None):
+    for cell in cli.progress(cells, unit="prediction"):
         where = dict(source=args.source, read=-1)
         cell.paper_L = paper.predict(cell.config, cell.length, cell.switches, **where)
         try:
@@ -128,7 +127,7 @@ def report(cells, args):
         if cell.theory is None:
             row += ["–"] * 3
         else:
-            value, error = profile.jackknife(lambda p: profile.compare(p, cell.theory.influence_L), cell.profiles_SL)
+            value, error = profile.jackknife(lambda p: profile.compare(p, cell.theory.finite_width_L), cell.profiles_SL)
             row += [cli.number(value[name], error[name]) for name in ("spearman", "log_median", "log_max")]
         value, error = profile.jackknife(lambda p: profile.compare(p, cell.paper_L), cell.profiles_SL)
         row += [cli.number(value[name], error[name]) for name in ("spearman", "shape_log_median", "shape_log_max")]
@@ -136,7 +135,7 @@ def report(cells, args):
     print("\nMeasured: the last output's Jacobian, root mean square over seeds (± standard error over seeds)")
     print(cli.table([*axes, "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], measured))
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions"
-          "\n(kernel theory: in absolute units, nothing fitted; paper: its operator at the strength the switches imply, scale fitted)")
+          "\n(kernel theory: in absolute units, finite-width bias included, nothing fitted; paper: its operator at the strength the switches imply, scale fitted)")
     print(cli.table([*axes, *(f"{theory} {measure}" for theory in ("kernel", "paper") for measure in ("Spearman", "median", "max"))], predicted))
     for reason in sorted({cell.no_theory for cell in cells} - {None}):
         print(f"no kernel theory: {reason}")
@@ -169,7 +168,7 @@ def draw(cells, args, path):
         strength, fitted_L = paper.fit(measured_L, cell.config.layers - args.source)
         curves = {f"paper's operator, a fitted: {strength:.3f}": fitted_L}
         if cell.theory is not None:
-            curves = {"kernel theory (band: one seed's scatter)": (cell.theory.influence_L, cell.theory.cv / 2)} | curves
+            curves = {"kernel theory (band: one seed's scatter)": (cell.theory.finite_width_L, cell.theory.cv / 2)} | curves
         title = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items()) or "as published"
         figure = plot.influence_figure(measured_L, stderr_L=standard_error(cell), curves=curves, title=title,
                                        summary=profile.summarize_seeds(cell.profiles_SL), caption=caption)  # fmt: skip
@@ -177,9 +176,9 @@ def draw(cells, args, path):
         panels = []
         for cell in cells:
             measured_L = profile.rms(cell.profiles_SL)
-            predicted_L = cell.paper_L * measured_L.mean() / cell.paper_L.mean() if cell.theory is None else cell.theory.influence_L
+            predicted_L = cell.paper_L * measured_L.mean() / cell.paper_L.mean() if cell.theory is None else cell.theory.finite_width_L
             text = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items())
-            panels.append(plot.Cell(text, measured_L, standard_error(cell), predicted_L, cell.labels))
+            panels.append(plot.Cell(text, measured_L, standard_error(cell), predicted_L, cell.labels, profile.summarize_seeds(cell.profiles_SL)))
         panels, rows, cols = arranged(panels, args.rows, args.cols)
         figure = plot.grid_figure(panels, rows=rows, cols=cols, caption=caption)
     plot.save(figure, path)

@@ -20,6 +20,7 @@ import sys
 import jax
 import numpy as np
 from absl import app, flags, logging
+from tqdm import tqdm
 
 import lim
 
@@ -105,14 +106,15 @@ SWITCHES = tuple(field.name for field in dataclasses.fields(lim.Switches))
 def define_switches(lists=True):
     """One flag per switch, each an axis of the grid (`lists`) or one value."""
     for field in dataclasses.fields(lim.Switches):
-        read, help = functools.partial(_read_switch, field.name), f"{field.metadata['doc']}: on, off or a number"
+        read, help = functools.partial(read_switch, field.name), f"{field.metadata['doc']}: on, off or a number"
         if lists:
             define_axis(field.name, read, help)
         else:
             define(field.name, read, None, help)
 
 
-def _read_switch(name, text):
+def read_switch(name, text):
+    """A switch's value, refused without the name, which absl puts in front."""
     try:
         return lim.Switches.parse(name, text)
     except ValueError as error:
@@ -147,6 +149,14 @@ def read_config(model):
     if model in lim.config.PRESETS or not os.path.exists(os.path.expanduser(model)):
         return lim.Config.preset(model)
     return lim.Config.from_hf(os.path.expanduser(model))
+
+
+def progress(iterable=None, **how):
+    """A bar with time left; where nobody watches a terminal, a line a minute."""
+    if sys.stderr.isatty():
+        return tqdm(iterable, **how)
+    line = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left\n"
+    return tqdm(iterable, **how, mininterval=60, maxinterval=60, delay=60, bar_format=line, leave=False)
 
 
 def model(text):

@@ -12,7 +12,6 @@ import dataclasses
 
 import numpy as np
 from absl import flags
-from tqdm import tqdm
 
 import lim
 from experiments import cli
@@ -61,7 +60,7 @@ def climb(rungs, length, seeds, probes):
         per_seed = probes if probes is not None else None if width <= 256 else 16
         count = 2 if rung.identity else seeds
         profiles = [rung.measure(length, seed, per_seed)
-                    for seed in tqdm(range(count), desc=f"width {width}: {rung.name}", unit="seed", disable=None)]  # fmt: skip
+                    for seed in cli.progress(range(count), desc=f"width {width}: {rung.name}", unit="seed")]  # fmt: skip
         climbs.append(Climb(rung, *rung.predict(length), np.array(profiles)))
     return climbs
 

@@ -11,7 +11,6 @@ import dataclasses
 
 import numpy as np
 from absl import flags
-from tqdm import tqdm
 
 import lim
 from experiments import cli
@@ -67,7 +66,7 @@ def load(args):
 def measure(decoder, config, windows_WL, switches, args, name):
     """Profiles and their probes' standard errors, [W, L]; without a decoder, window w is given to seed w's network."""
     measured = []
-    for w, tokens_L in enumerate(tqdm(windows_WL, desc=name, unit="window", disable=None)):
+    for w, tokens_L in enumerate(cli.progress(windows_WL, desc=name, unit="window")):
         network = lim.Decoder.at_birth(config, args.seed + w) if decoder is None else decoder
         measured.append(lim.influence(network, tokens_L, switches, output=args.output, source=args.source,
                                       probes=cli.probes_for(config, args), seed=args.seed + w))  # fmt: skip
@@ -85,7 +84,7 @@ def birth_theory(config, windows_WL, switches, args):
     """The kernel theory of the windows' networks at birth (rms over windows), with its refusal where it has none."""
     try:
         each = [kernel.predict(config, args.length, switches, output=args.output, source=args.source, tokens=tokens_L)
-                for tokens_L in tqdm(windows_WL, desc="kernel theory", unit="window", disable=None)]  # fmt: skip
+                for tokens_L in cli.progress(windows_WL, desc="kernel theory", unit="window")]  # fmt: skip
     except ValueError as error:
         return None, str(error)
     return dataclasses.replace(each[0], influence_L=profile.rms([t.influence_L for t in each])), None
@@ -140,8 +139,8 @@ def main(args):
         if theory is None:
             print(f"no kernel theory: {refusal}")
         else:
-            curves["kernel theory at birth (band: one seed's scatter)"] = (theory.influence_L, theory.cv / 2)
-            comparisons.append(["at birth", "kernel theory", *distances(birth_WL, theory.influence_L, scaled=False)])
+            curves["kernel theory at birth (band: one seed's scatter)"] = (theory.finite_width_L, theory.cv / 2)
+            comparisons.append(["at birth", "kernel theory", *distances(birth_WL, theory.finite_width_L, scaled=False)])
     causal = 1.0 if switches.causal is None else switches.causal
     strength, fitted_L = paper.fit(shown_L, config.layers - args.source, causal=causal)
     curves[f"paper's operator, a fitted: {strength:.3f}"] = fitted_L

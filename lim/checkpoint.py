@@ -15,11 +15,10 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from safetensors import SafetensorError, safe_open
 
 from lim.config import Config
-from lim.model import Decoder, birth_params, graphdef
+from lim.model import Decoder, birth_params, from_params
 
 # Hugging Face's name, without its prefix and with {} for the layer -> the place in the Decoder. GPT-2 keeps its
 # projections as [in, out], as NNX does; torch's Linear is [out, in], marked .T. Fused tensors split in equal parts of
@@ -107,7 +106,7 @@ def load(source, dtype=jnp.float32) -> Decoder:
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise ValueError(f"{folder}: cannot be loaded ({count}):" + "".join(f"\n  {fault}" for fault in faults))
     arrays = [jnp.asarray(stacks.pop(place)) for place in list(stacks)]  # popped: held no longer than needed
-    return nnx.merge(graphdef(config), jax.tree.unflatten(tree, arrays))
+    return from_params(config, jax.tree.unflatten(tree, arrays))
 
 
 def _folder(source) -> pathlib.Path:

@@ -43,7 +43,7 @@ class Rung:
             row_L = cesaro.operator_row(length, 1.0, 1.0, layers=self.config.layers)
             return np.sqrt(self.config.width) * row_L, 0.0
         theory = kernel.predict(self.config, length, self.switches, rope=self.switches.rope is None)
-        return theory.influence_L * np.sqrt(1 + theory.bias), theory.cv
+        return theory.finite_width_L, theory.cv
 
     def measure(self, length: int, seed: int, probes: int | None = None):
         """The measured profile of one seed, [L]."""

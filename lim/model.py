@@ -170,7 +170,7 @@ class Decoder(nnx.Module):
         computes in float64: for profiles that span more than float32's 38 decades.
         """
         params = birth_params(config, jax.random.key(seed))
-        return nnx.merge(graphdef(config), jax.tree.map(lambda v: v.astype(dtype), params))
+        return from_params(config, jax.tree.map(lambda v: v.astype(dtype), params))
 
     @classmethod
     def from_pretrained(cls, source) -> "Decoder":
@@ -245,6 +245,17 @@ def graphdef(config: Config):
 def birth_params(config: Config, key):
     """Fresh weights as a pure tree, from a typed PRNG key; vmap it over keys for several seeds."""
     return params_of(Decoder(config, nnx.Rngs(key)))
+
+
+def from_params(config: Config, params) -> Decoder:
+    """A Decoder with these weights, a tree as `birth_params` makes it.
+
+    Not `nnx.merge`, whose reference cycles keep the weights until the garbage collector happens to come by: over seeds of
+    a large model, gigabytes.
+    """
+    decoder = nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
+    nnx.update(decoder, params)
+    return decoder
 
 
 def params_of(decoder: Decoder):

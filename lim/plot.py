@@ -56,6 +56,7 @@ class Cell:
       stderr_L: [L] standard errors; NaN where not known.
       predicted_L: [L].
       coordinates: value of each grid axis, as in {"rope": "off", "residual": 0.5}.
+      summary: the `profile.Summary` of measured_L, where its verdict knows standard errors.
     """
 
     label: str
@@ -63,6 +64,7 @@ class Cell:
     stderr_L: np.ndarray | None = None
     predicted_L: np.ndarray | None = None
     coordinates: Mapping = dataclasses.field(default_factory=dict)
+    summary: profile.Summary | None = None
 
 
 def influence_figure(
@@ -89,22 +91,20 @@ def influence_figure(
       ValueError: a profile is not [L], holds NaN, infinity or a negative number; lengths differ; a standard error or
         band is negative; the summary is of another profile.
     """
-    measured_L, own = profile.check_profile(measured_L, "measured"), profile.summarize(measured_L)
+    measured_L = profile.check_profile(measured_L, "measured")
+    length, summary = len(measured_L), _check_summary(summary, "summary", measured_L)
     stderr_L = _check_band(stderr_L, "stderr", measured_L)
     curves = {label: _check_curve(label, curve, measured_L) for label, curve in (curves or {}).items()}
-    summary = summary or own
-    if not np.allclose([summary.length, summary.first, summary.last], [own.length, own.first, own.last], 1e-5, 0):
-        raise ValueError("summary: is of another profile than measured")
     with matplotlib.rc_context(STYLE):
         fig = Figure()
         ax, left, right, height = fig.subplots(), 0.72, 0.48, max(0.42 * width, 2.0)
-        _position_axis(ax, own.length, width - left - right)
+        _position_axis(ax, length, width - left - right)
         _height_axis(ax, _limits(_heights(measured_L, stderr_L, curves), decades, room=0.33 / height))
         _draw(ax, measured_L, stderr_L, curves, measured_label + _error_label([stderr_L]))
-        if own.length > 2:
+        if length > 2:
             _annotate(ax, measured_L, summary, narrow=width < 5)
         _lay_out(fig, np.array([[ax]]), width, height, left=left, right=right, title=title, caption=caption,
-                 lengths=[own.length], ylabel=ylabel)  # fmt: skip
+                 lengths=[length], ylabel=ylabel)  # fmt: skip
     return fig
 
 
@@ -146,7 +146,7 @@ def grid_figure(
             length = len(panel[0]) if panel else max(lengths, default=2)
             _position_axis(ax, length, panel_width, fontsize=6)
             _height_axis(ax, shared if share_y else _limits(heights[place], decades, room=0.08), fontsize=6)
-            _panel_title(ax, "" if rows and cols else placed[place].label, panel, panel_width)
+            _panel_title(ax, "" if rows and cols else placed[place].label, panel, placed[place].summary, panel_width)
             if panel:
                 _draw(ax, *panel, measured_label, small=True)
             lowest = not any((below, place[1]) in placed for below in range(place[0] + 1, len(row_names)))
@@ -245,10 +245,10 @@ def _annotate(ax, measured_L, summary, narrow):
             ax.plot([x], [y], "o", ms=4, mfc="white", mec=INK, mew=0.9, zorder=7, label="_mark")
 
 
-def _panel_title(ax, label, panel, panel_width):
+def _panel_title(ax, label, panel, summary, panel_width):
     said = ""
     if panel:
-        summary = profile.summarize(panel[0])
+        summary = summary or profile.summarize(panel[0])
         said = _verdict(summary)
         if panel_width > WIDE:
             said += f" · first {_number(summary.primacy, digits=2)} · last {_number(summary.recency, digits=2)}"
@@ -502,12 +502,22 @@ def _check_band(band_L, name, measured_L):
     return band_L
 
 
+def _check_summary(summary, name, measured_L):
+    """The summary given, or measured's own; 1e-5 admits one of float32 numbers."""
+    own = profile.summarize(measured_L)
+    summary = summary or own
+    if not np.allclose([summary.length, summary.first, summary.last], [own.length, own.first, own.last], 1e-5, 0):
+        raise ValueError(f"{name}: is of another profile than measured")
+    return summary
+
+
 def _check_cell(cell):
     """(measured, standard error, curves) of a cell, or None for one without a result."""
     if cell.measured_L is None:
         return None
     measured_L = profile.check_profile(cell.measured_L, f"measured of {cell.label!r}")
     stderr_L = _check_band(cell.stderr_L, f"stderr of {cell.label!r}", measured_L)
+    _check_summary(cell.summary, f"summary of {cell.label!r}", measured_L)
     if cell.predicted_L is None:
         return measured_L, stderr_L, {}
     return measured_L, stderr_L, {"predicted": _check_curve(cell.label, cell.predicted_L, measured_L)}
@@ -516,7 +526,9 @@ def _check_cell(cell):
 # --- curves against a size --------------------------------------------------------------------------------------------
 
 
-def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", yscale="linear", width=6.5) -> Figure:
+def convergence_figure(
+    sizes, series, *, xlabel, ylabel, title="", caption="", yscale="linear", ticks=None, width=6.5
+) -> Figure:
     """Measured points with error bars, and what is predicted of them as lines, against a size on a logarithmic axis.
 
     Args:
@@ -524,6 +536,7 @@ def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", y
       series: label → (measured_P, stderr_P, predicted_P); measured or predicted may be None, NaN leaves a point out.
       xlabel, ylabel, title, caption, width: as in `influence_figure`.
       yscale: "linear" or "log".
+      ticks: sizes to label; default all.
 
     Raises:
       ValueError: there is no series.
@@ -542,7 +555,7 @@ def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", y
                 ax.errorbar(shifted_P, measured_P, stderr_P, color=color, fmt="o", markersize=3.5, capsize=2, linewidth=1)
             ax.plot([], [], color=color, marker="o" if measured_P is not None else None, markersize=3.5, label=label)
         ax.set(xscale="log", yscale=yscale, xlabel=xlabel, ylabel=ylabel)
-        ax.xaxis.set_major_locator(FixedLocator(sizes))
+        ax.xaxis.set_major_locator(FixedLocator(sizes if ticks is None else ticks))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -245,6 +246,21 @@ def test_birth_is_reproducible_and_layers_differ():
     kernel = one["blocks"]["attention"]["query"]["kernel"]
     assert np.abs(kernel[0] - kernel[1]).max() > 0.1
     assert np.abs(kernel - other["blocks"]["attention"]["query"]["kernel"]).max() > 0.1
+
+
+def test_a_decoder_that_is_gone_leaves_no_weights_behind():
+    """Not even until the garbage collector comes by: over seeds of a large model they would pile up."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(jax.live_arrays())
+        decoder = Decoder.at_birth(QWEN2, 3)
+        influence(decoder, TOKENS)
+        assert len(jax.live_arrays()) > before
+        del decoder
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
 
 
 def test_a_length_beyond_the_position_table_is_refused():

@@ -276,6 +276,9 @@ def test_grid_panels_are_the_cells_in_order():
 def test_grid_says_shape_and_ratios_of_each_panel():
     fig = plot.grid_figure([plot.Cell("a", [8.0, 2.0, 6.0]), plot.Cell("b", [1.0, 1.0, 1.0])])
     assert "U · first 4.0 · last 3.0" in words(fig) and "flat · first 1.0 · last 1.0" in words(fig)
+    summary = profile.summarize([8.0, 2.0, 6.0], dict(primacy=2.9))  # 4 ± 2.9 is not told from 1
+    fig = plot.grid_figure([plot.Cell("a", [8.0, 2.0, 6.0], summary=summary)])
+    assert "recency · first 4.0 · last 3.0" in words(fig)
 
 
 @pytest.mark.parametrize("rows, cols, shape", [("residual", "layers", (2, 3)), ("layers", "residual", (3, 2)),
@@ -426,6 +429,7 @@ def test_inputs_are_left_alone():
         (lambda: plot.grid_figure([plot.Cell("a", [math.nan])]), r"measured of 'a'\[0\]=nan"),
         (lambda: plot.grid_figure([plot.Cell("a", [1.0], [-1.0])]), r"stderr of 'a': must be finite"),
         (lambda: plot.grid_figure([plot.Cell("a", [1.0], None, [1.0, 2.0])]), r"curve 'a' has 2 positions"),
+        (lambda: plot.grid_figure([plot.Cell("a", [1.0], summary=profile.summarize([2.0]))]), r"summary of 'a': is of"),
         (lambda: plot.grid_figure([plot.Cell("a", [1.0])], rows="rope"), r"cell 'a' has no coordinate 'rope'"),
         (lambda: plot.grid_figure([plot.Cell(n, [1.0], coordinates=dict(r=0, c=0)) for n in "ab"], rows="r", cols="c"),
          r"cells 'a' and 'b' have the same r and c"),

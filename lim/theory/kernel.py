@@ -91,6 +91,11 @@ class KernelTheory:
     final_stream_L: np.ndarray
     logit_variance: float
 
+    @property
+    def finite_width_L(self) -> np.ndarray:
+        """influence_L with its finite-width bias: what a root mean square over seeds is compared with."""
+        return self.influence_L * math.sqrt(1 + self.bias)
+
 
 def predict(config, length, switches=Switches(), *, output="hidden", source=0, read=-1, tokens=None,
             corrections=True, rope=False) -> KernelTheory:  # fmt: skip

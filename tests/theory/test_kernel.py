@@ -6,6 +6,7 @@ Gauss-Hermite sums.
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -23,7 +24,7 @@ LLAMA = dataclasses.replace(QWEN, family="llama", norm_eps=2e-2)
 GPT2 = Config("gpt2", layers=3, width=40, heads=4, kv_heads=4, head_dim=12, inner=160, vocab=50, max_length=64,
               norm_eps=1e-3, init_std=0.1)  # fmt: skip
 LENGTH = 6
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 
@@ -160,9 +161,9 @@ CASES = {
     "no mlp": (QWEN, dict(mlp=0.0), {}),
     "no mlp, half skip": (QWEN, dict(mlp=0.0, residual=0.5), {}),
     "mlps by layer": (GPT2, dict(mlp=(1.0, 0.0, 0.5), alpha=0.6), {}),
-    "no norm": (dataclasses.replace(QWEN, init_std=0.25), dict(norm=0.0), {}),
-    "no norm, gpt2": (dataclasses.replace(GPT2, init_std=0.3), dict(norm=0.0), {}),
-    "no norm, full attention, rope": (dataclasses.replace(QWEN, init_std=0.2), dict(norm=0.0, causal=0.0), dict(rope=True)),
+    "no norm": (dataclasses.replace(QWEN, layers=2, init_std=0.22), dict(norm=0.0), {}),
+    "no norm, gpt2": (dataclasses.replace(GPT2, layers=2, init_std=0.2), dict(norm=0.0), {}),
+    "no norm, full attention, rope": (dataclasses.replace(QWEN, layers=2, init_std=0.22), dict(norm=0.0, causal=0.0), dict(rope=True)),
     "norms by layer": (LLAMA, dict(norm=(1.0, 0.0, 0.5)), {}),
     "final norm off": (QWEN, dict(norm=(1.0, 1.0, 0.0)), {}),
     "uniform attention": (QWEN, dict(uniform_attention=1.0), {}),
@@ -190,12 +191,16 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(kernel, "BAND", request.param + 1)
 
 
+@functools.cache
+def expected_influence(name):
+    config, switches, options = CASES[name]
+    return reference(config, switches=Switches(**switches), **{"length": LENGTH, **options})
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_sums_over_four_positions(name, blocks):
     config, switches, options = CASES[name]
-    options = {"length": LENGTH, **options}
-    found = kernel.predict(config, switches=Switches(**switches), **options).influence_L
-    expected = reference(config, switches=Switches(**switches), **options)
-    # 1e-12 where the Hermite series and the quadrature of the reference agree to that; smaller entries are cut to
-    # rounding of the largest by the reference's own sums.
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14 * expected.max())
+    found = kernel.predict(config, switches=Switches(**switches), **{"length": LENGTH, **options}).influence_L
+    expected = expected_influence(name)
+    # Both are float64 sums of a few hundred terms in three layers; entries beyond a causal read-out are 0 in both.
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=0)
