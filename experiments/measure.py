@@ -77,7 +77,7 @@ def combine(profiles_WL, at_birth):
     """The profile that stands for several, and its standard error: rms over networks at birth, else median over windows."""
     if at_birth:
         return profile.jackknife(lambda p: p, profiles_WL)
-    return profile.median_profile(profiles_WL)
+    return profile.median_profile(profiles_WL, logs=True)
 
 
 def birth_theory(config, windows_WL, switches, args):
@@ -96,7 +96,8 @@ def row(name, profiles_WL, at_birth):
     if at_birth:
         s = profile.summarize_seeds(profiles_WL)
     else:
-        errors = {key: profile.median_profile([[profile.ratios(p)[key]] for p in profiles_WL])[1][0]
+        # ratios of the median profile, with the error of the windows' median ratio
+        errors = {key: profile.median_profile([[profile.ratios(p)[key]] for p in profiles_WL], logs=True)[1][0]
                   for key in ("primacy", "recency", "anchor")}  # fmt: skip
         s = profile.summarize(middle_L, errors)
     return s, [name, s.shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),

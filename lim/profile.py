@@ -187,7 +187,7 @@ def jackknife(statistic, profiles_SL):
     return value, standard_error(without)
 
 
-def median_profile(profiles_WL):
+def median_profile(profiles_WL, logs: bool = False):
     """Median over text windows, [L], and its standard error, [L].
 
     The error is the bootstrap's in the limit of infinitely many resamples, so it is not random itself. The median of W
@@ -199,6 +199,8 @@ def median_profile(profiles_WL):
 
     Args:
       profiles_WL: one profile per window; the windows are independent (they do not overlap).
+      logs: True takes the error of the median's logarithm, times the median: for influence on text, which scatters by
+        factors, so that one window in four may hold a value ten times the others'. nan where a window holds 0.
 
     Returns:
       (median_L, stderr_L); the error is nan for one window.
@@ -211,9 +213,19 @@ def median_profile(profiles_WL):
     median_L = np.median(profiles_WL, axis=0)
     if windows == 1:
         return median_L, np.full_like(median_L, math.nan)
+    if logs:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error_L = _median_error(np.log(profiles_WL))
+        return median_L, np.where(profiles_WL[0] > 0, median_L * error_L, math.nan)
+    return median_L, _median_error(profiles_WL)
+
+
+def _median_error(sorted_WL):
+    """Maritz and Jarrett's standard error of the median of sorted values."""
+    windows = len(sorted_WL)
     half = (windows + 1) / 2
     weight_W = np.diff(scipy.special.betainc(half, half, np.arange(windows + 1) / windows))
-    return median_L, np.sqrt(weight_W @ (profiles_WL - weight_W @ profiles_WL) ** 2)
+    return np.sqrt(weight_W @ (sorted_WL - weight_W @ sorted_WL) ** 2)
 
 
 def spearman(measured_L, predicted_L) -> float:

@@ -28,6 +28,9 @@ def test_the_ensemble_meets_the_prediction(rung):
     each_L, each_error_L = profile.jackknife(lambda p: np.log(p / predicted_L), profiles_SL)
     assert np.all(np.abs(each_L - level) < 4 * each_error_L + 0.02)
     scatter_L = profiles_SL**2 / np.mean(profiles_SL**2, axis=0)
+    if cv == 0:  # a linear stack: exact at any width in the mean, and its scatter is of order 1/D, beyond the theory
+        assert np.mean(scatter_L.std(0, ddof=1)) < 10 / 128
+        return
     # a standard deviation from 60 seeds is known to 1/√120 = 9 % where they are normal, to some 15 % as skewed as here
     assert abs(np.mean(scatter_L[:, :-1].std(0, ddof=1)) / cv - 1) < 0.45
 

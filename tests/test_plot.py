@@ -193,7 +193,7 @@ def test_caption_holds_every_word_and_breaks_no_flag(width):
     check_words(fig)
 
 
-@pytest.mark.parametrize("length", [3, 5, 64, 256, 2048, 131072])
+@pytest.mark.parametrize("length", [3, 64, 2048])
 @pytest.mark.parametrize("width", [3.4, 6.5])
 def test_words_do_not_collide(length, width):
     """U, primacy, flat, delta, hump; two curves, bands, errors printed, a caption of several lines."""
@@ -332,7 +332,7 @@ def test_grid_axes_shared_or_not():
 
 def test_grid_of_several_lengths_ticks_each_panel():
     cells = [plot.Cell(f"L = {n}", u_profile(n), None, u_profile(n, 1), dict(length=n)) for n in (16, 64, 256, 1024)]
-    for arranged in (dict(), dict(rows="length"), dict(cols="length")):
+    for arranged in (dict(rows="length"), dict(cols="length")):
         fig = plot.grid_figure(cells, **arranged)
         check_words(fig)
         for ax, n in zip(fig.axes, (16, 64, 256, 1024)):

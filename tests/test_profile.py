@@ -464,3 +464,13 @@ def test_inputs_are_left_alone():
     before = profiles_SL.copy()
     profile.summarize_seeds(profiles_SL), profile.median_profile(profiles_SL), profile.compare(*profiles_SL)
     np.testing.assert_array_equal(profiles_SL, before)
+
+
+def test_errors_in_logs_are_those_of_the_logarithm():
+    rng = np.random.default_rng(0)
+    profiles_WL = np.exp(rng.normal(size=(9, 5)))
+    median_L, error_L = profile.median_profile(profiles_WL, logs=True)
+    _, log_error_L = profile.median_profile(np.log(profiles_WL) + 10)  # shifted to be positive: an error does not feel it
+    np.testing.assert_allclose(error_L, median_L * log_error_L, rtol=1e-12)
+    profiles_WL[3, 2] = 0
+    assert np.isnan(profile.median_profile(profiles_WL, logs=True)[1]).tolist() == [False, False, True, False, False]

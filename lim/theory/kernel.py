@@ -64,6 +64,7 @@ from lim.theory import gaussian
 from lim.theory.averaging import Mask, in_blocks, matrix
 
 OUTPUTS = ("hidden", "stream")
+MAX_LOGIT_VARIANCE = 4.0
 BAND = 256  # positions at a time in the products of L×L matrices, which skip what a causal mask leaves out
 
 
@@ -134,7 +135,7 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
         adjoint_LL = _attention_down(config, layers[n], below_LL, adjoint_LL)
     square_L = np.diag(adjoint_LL)
     if np.any(square_L < 0):
-        raise _too_far("a negative square")
+        raise _too_far("it predicts a negative square")
     bias, variance = finite_width(config, switches, output=output, source=source)
     return KernelTheory(
         influence_L=np.sqrt(config.width * square_L),
@@ -150,10 +151,10 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
     )
 
 
-def _too_far(impossible):
+def _too_far(consequence):
     return ValueError(
-        f"corrections=True: the logits vary too much for a theory of first order in their variance, which here predicts "
-        f"{impossible}; corrections=False takes attention as uniform"
+        f"corrections=True: the logits vary too much for a theory of first order in their variance: {consequence}; "
+        "corrections=False takes attention as uniform"
     )
 
 
@@ -264,7 +265,7 @@ def _climb(config, layers, stream_LL):
         stream_LL = _attention_up(config, layer, stream_LL)
         mlp_NL.append(_mean_square(stream_LL))
         if layer.uniform != 1 and _largest_correlation(stream_LL, mlp_NL[-1]) > 1 + 1e-9:
-            raise _too_far("a correlation above 1")
+            raise _too_far("it predicts a correlation above 1")
         streams_LL.append(stream_LL)
         stream_LL = _mlp_up(config, layer, stream_LL)
     return streams_LL, np.array(attention_NL), np.array(mlp_NL), _mean_square(stream_LL)
@@ -375,6 +376,8 @@ class _Attention:
         z = _preactivation(config) ** 2
         self.shift, self.pair = z * (1 - layer.uniform), z * (1 - layer.uniform) ** 2  # factors of w and of d d'
         self.kappa_L = np.diag(self.k_LL).copy()
+        if (variance := z * self.kappa_L.max() ** 2) > MAX_LOGIT_VARIANCE:
+            raise _too_far(f"it is {variance:.3g}, and must be at most {MAX_LOGIT_VARIANCE:g}")
         self.t_lean_LL, self.logit_m_LL, self.logit_b_LL = self._logits()
         self.level_L = np.diag(self.logit_b_LL) - self.mask.average_along(self.kappa_L) / 2
 

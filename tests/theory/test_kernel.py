@@ -178,7 +178,7 @@ CASES = {
     "repeated tokens": (QWEN, {}, dict(tokens=(7, 1, 7, 7, 2, 1))),
     "repeated tokens, gpt2": (GPT2, {}, dict(tokens=(7, 1, 7, 7, 2, 1))),
     "one position": (QWEN, {}, dict(length=1)),
-    "everything": (LLAMA, dict(alpha=(0.3, 0.6, 0.9), causal=(0.2, 1.0, 0.9), uniform_attention=0.3, score_path=0.7,
+    "everything": (dataclasses.replace(LLAMA, init_std=0.16), dict(alpha=(0.3, 0.6, 0.9), causal=(0.2, 1.0, 0.9), uniform_attention=0.3, score_path=0.7,
                                mlp=(0.5, 1.0, 0.8), norm=(0.9, 0.6, 0.8), rope=1.5),
                    dict(rope=True, output="stream", source=1, read=3, tokens=(7, 1, 7, 7, 2, 1))),
 }  # fmt: skip
@@ -204,3 +204,261 @@ def test_agrees_with_sums_over_four_positions(name, blocks):
     expected = expected_influence(name)
     # Both are float64 sums of a few hundred terms in three layers; entries beyond a causal read-out are 0 in both.
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=0)
+
+
+# ---- closed forms ----
+
+
+def averages(length, causal=1.0):
+    m = np.where(np.tri(length) > 0, 1.0, 1 - causal)
+    return m / m.sum(1, keepdims=True)
+
+
+def test_one_layer_by_hand():
+    # Two distinct tokens, uniform attention, no MLP: q = (q0 + g, q0 + g/2), and the second output feels x_1 by half an
+    # average and x_2 by the skip and half an average.
+    config = dataclasses.replace(QWEN, layers=1, norm_eps=1e-30)
+    found = kernel.predict(config, 2, Switches(mlp=0.0, uniform_attention=1.0))
+    q0 = 0.09**2
+    g = (40 * q0) * (4 * 6 * q0)
+    square = np.array([g / 4 / q0, 1 + g / 4 / q0]) / (q0 + g / 2)
+    np.testing.assert_allclose(found.influence_L, np.sqrt(40 * square), rtol=1e-14)
+    np.testing.assert_allclose(found.attention_stream_NL, [[q0, q0]], rtol=1e-14)
+    np.testing.assert_allclose(found.mlp_stream_NL, [[q0 + g, q0 + g / 2]], rtol=1e-14)
+    np.testing.assert_allclose(found.final_stream_L, [q0 + g, q0 + g / 2], rtol=1e-14)
+
+
+@pytest.mark.parametrize("causal", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("weights", [dict(residual=(0.0, 1.0, 0.5)), dict(alpha=(1.0, 0.2, 0.5)), {}])
+def test_random_values_alone_add_norms_by_depth(weights, causal):
+    # No norm, no MLP, uniform attention: paths through one set of layers share weights and add coherently, so
+    # influence²/D = Σ_k e_k ((M^k)_nj)², e_k the coefficient of z^k in Π (skip² + g branch² z).
+    length, read = 9, 6
+    found = kernel.predict(QWEN, length, Switches(norm=0.0, mlp=0.0, uniform_attention=1.0, causal=causal, **weights),
+                           read=read).influence_L  # fmt: skip
+    g = (40 * 0.09**2) * (4 * 6 * 0.09**2)
+    branch = np.array(weights.get("alpha", np.ones(3)))
+    skip = 1 - branch if "alpha" in weights else np.array(weights.get("residual", np.ones(3)))
+    e = np.polynomial.Polynomial([1.0])
+    for s, b in zip(skip, branch):
+        e *= np.polynomial.Polynomial([s * s, g * b * b])
+    powers = [np.linalg.matrix_power(averages(length, causal), k)[read] for k in range(4)]
+    expected = sum(coefficient * power**2 for coefficient, power in zip(e.coef, powers))
+    np.testing.assert_allclose(found, np.sqrt(40 * expected), rtol=1e-12, atol=1e-30)
+
+
+def test_long_sequences_agree_with_dense_products():
+    # Several blocks and bands at their real sizes; uniform attention and one softmax layer's value path, by matrices.
+    length = 600
+    config = dataclasses.replace(QWEN, layers=1, max_length=1024)
+    found = kernel.predict(config, length, Switches(mlp=0.0, score_path=0.0), output="stream").influence_L
+    m = averages(length)
+    q0, z = 0.09**2, (40 * 0.09**2) ** 2
+    g, p = (40 * q0) * (24 * q0), 1 / math.sqrt(q0 + 1e-3)
+    k = q0 * p * p  # distinct tokens: K is k times the identity, so that M K Mᵀ = k M Mᵀ
+    b, last = k * m @ m.T, np.zeros(length)
+    last[-1] = 1.0
+    row, c = m[-1], np.diag(b)
+    w = k * (c[-1] - k * row + (k - k) / 2)
+    fluctuation = z * k * row**2 * (k - 2 * k * row + c[-1])  # of softmax weight j at the last position, with itself
+    square = last + g * p * p * (row**2 + fluctuation + 2 * z * row**2 * w)
+    np.testing.assert_allclose(found, np.sqrt(40 * square), rtol=1e-12)
+
+
+# ---- limits and symmetries ----
+
+
+def test_read_out_feels_nothing_behind_a_causal_mask():
+    whole = kernel.predict(QWEN, 12, read=7)
+    part = kernel.predict(QWEN, 8)
+    np.testing.assert_allclose(whole.influence_L[:8], part.influence_L, rtol=1e-13)
+    np.testing.assert_array_equal(whole.influence_L[8:], 0.0)
+    np.testing.assert_array_equal(kernel.predict(QWEN, 12, read=-5).influence_L, whole.influence_L)
+
+
+def test_full_attention_has_no_order():
+    found = kernel.predict(QWEN, 9, Switches(causal=0.0), read=4).influence_L
+    others = np.delete(found, 4)
+    np.testing.assert_allclose(others, others[0], rtol=1e-13)
+    assert found[4] > others[0]
+
+
+def test_equal_tokens_make_attention_uniform():
+    # All positions hold the same stream, so no logit deviates from the mean and every correction is 0.
+    same = np.full(7, 3)
+    softmax, uniform = (kernel.predict(QWEN, 7, tokens=same, corrections=on) for on in (True, False))
+    np.testing.assert_allclose(softmax.influence_L, uniform.influence_L, rtol=1e-13)
+    np.testing.assert_allclose(softmax.final_stream_L, softmax.final_stream_L[0], rtol=1e-13)
+
+
+def test_only_repetitions_of_tokens_matter():
+    found = kernel.predict(QWEN, 5, tokens=np.array([9, 4, 9, 0, 4])).influence_L
+    np.testing.assert_array_equal(found, kernel.predict(QWEN, 5, tokens=[0, 1, 0, 2, 1]).influence_L)
+    assert np.max(np.abs(found / kernel.predict(QWEN, 5).influence_L - 1)) > 0.01
+
+
+def test_slow_rope_is_no_rope():
+    slow = kernel.predict(QWEN, 6, Switches(rope=1e-4), rope=True).influence_L
+    np.testing.assert_array_equal(slow, kernel.predict(QWEN, 6).influence_L)
+    almost = kernel.predict(QWEN, 6, Switches(rope=2e-3), rope=True).influence_L
+    np.testing.assert_allclose(almost, slow, rtol=1e-4)
+
+
+def test_squares_stay_positive_over_sixty_decades():
+    # Without a skip the last positions are felt through their queries alone; cancellation must not drown them.
+    config = dataclasses.replace(PRESETS["gpt2"], layers=12)
+    found = kernel.predict(config, 48, Switches(residual=0.0)).influence_L
+    assert np.all(np.diff(np.log(found)) < 0) and found[-1] < 1e-10 * found[0]
+
+
+def test_profile_of_qwen2():
+    # Against the first-order theory of the published sizes as computed apart from this code: a plain implementation with
+    # explicit running sums and a tabulated expectation, good to 1e-5, without the 1/D of chance overlaps.
+    found = kernel.predict(dataclasses.replace(PRESETS["qwen2-0.5b"], norm_eps=1e-30), 64, corrections=False).influence_L
+    np.testing.assert_allclose(found[[0, 32, 62, 63]], [1693.589, 283.1703, 194.9646, 717.3419], rtol=1e-5)
+
+
+# ---- finite width ----
+
+
+def test_final_norm_alone_has_exact_moments():
+    # alpha = 0: J is the norm's Jacobian (1 - x̂x̂ᵀ)/√q̂ at a Gaussian x, E‖J‖²/D = (D-1)/(D-2)/q0 = (1 + 1/D + …)/q0,
+    # and its relative variance is that of 1/χ²_D, 2/(D-4) = 2/D + ….
+    config = dataclasses.replace(QWEN, norm_eps=1e-30)
+    bias, variance = kernel.finite_width(config, Switches(alpha=0.0))
+    np.testing.assert_allclose([bias, variance], [1 / 40, 2 / 40], rtol=1e-5)
+    assert kernel.finite_width(config, Switches(alpha=0.0), output="stream") == (0.0, 0.0)
+
+
+def test_a_linear_network_is_unbiased():
+    np.testing.assert_allclose(kernel.finite_width(QWEN, Switches(norm=0.0, mlp=0.0)), (0.0, 0.0), atol=1e-9)
+
+
+def single_position(config, rng, seeds, skip, source, output):
+    """‖J‖² of RMSNorm networks with drawn weights at one position: each array has a leading axis of seeds."""
+    d, std, rank = config.width, config.init_std, config.kv_heads * config.head_dim
+    shared = math.sqrt(config.heads / config.kv_heads) * std  # heads that share values add up in W_O
+
+    def draw(*shape, scale=std):
+        return rng.normal(size=(seeds, *shape)) * scale
+
+    def normed(x, j):
+        q = np.mean(x**2, axis=1, keepdims=True)
+        return x / np.sqrt(q), (j - x * (np.swapaxes(x, 1, 2) @ j) / (d * q)) / np.sqrt(q)
+
+    x, unit = draw(d, 1), np.broadcast_to(np.eye(d), (seeds, d, d))
+    for layer in range(config.layers):
+        j = unit if layer == source else j if layer else unit
+        h, dh = normed(x, j)
+        value, out = draw(rank, d), draw(d, rank, scale=shared)
+        x, j = skip * x + out @ (value @ h), skip * j + out @ (value @ dh)
+        h, dh = normed(x, j)
+        up, down = draw(config.inner, d), draw(d, config.inner, scale=config.residual_std)
+        if config.family == "gpt2":
+            x, j = skip * x + down @ gelu(up @ h), skip * j + down @ (gelu_slope(up @ h) * (up @ dh))
+        else:
+            gate = draw(config.inner, d)
+            u, v = gate @ h, up @ h
+            tangent = silu_slope(u) * v * (gate @ dh) + silu(u) * (up @ dh)
+            x, j = skip * x + down @ (silu(u) * v), skip * j + down @ tangent
+    return np.sum((normed(x, j)[1] if output == "hidden" else j) ** 2, axis=(1, 2))
+
+
+@pytest.mark.parametrize("family, inner, kv_heads, skip, source, output", [
+    ("qwen2", 96, 4, 1.0, 0, "hidden"), ("qwen2", 96, 1, 1.0, 0, "hidden"), ("qwen2", 24, 4, 0.0, 0, "hidden"),
+    ("qwen2", 96, 4, 1.0, 1, "hidden"), ("qwen2", 96, 4, 1.0, 0, "stream"), ("gpt2", 96, 4, 0.5, 0, "hidden"),
+])  # fmt: skip
+def test_finite_width_against_drawn_networks(family, inner, kv_heads, skip, source, output):
+    seeds = 2000
+    config = Config(family, layers=2, width=48, heads=4, kv_heads=kv_heads, head_dim=12, inner=inner, vocab=9,
+                    max_length=9, norm_eps=1e-30, init_std=0.08)  # fmt: skip
+    switches = Switches(residual=skip) if family != "gpt2" else Switches(residual=skip, positions=0.0)
+    rng = np.random.default_rng(1)
+    squares = np.concatenate([single_position(config, rng, 250, skip, source, output) for _ in range(seeds // 250)])
+    squares /= kernel.predict(config, 1, switches, source=source, output=output).influence_L[0] ** 2
+    bias, variance = kernel.finite_width(config, switches, source=source, output=output)
+    # Four standard errors, and what first order in 1/D leaves out: variance² of the mean, some of it of the scatter.
+    assert abs(np.mean(squares) - 1 - bias) < 4 * np.std(squares) / math.sqrt(seeds) + variance**2
+    assert abs(np.std(np.log(squares)) / math.sqrt(variance) - 1) < 4 / math.sqrt(2 * seeds) + variance / 10
+
+
+def test_finite_width_of_the_published_sizes():
+    # Qwen2-0.5B, and its widths of 224 and 64 at constant D·σ² with unshared heads: bias .041, .084, .15, scatter .25, .36.
+    qwen2 = PRESETS["qwen2-0.5b"]
+    wide = kernel.finite_width(qwen2)
+    middle = kernel.finite_width(
+        dataclasses.replace(qwen2, width=224, kv_heads=14, head_dim=16, inner=1216, init_std=0.04)
+    )
+    narrow = kernel.finite_width(
+        dataclasses.replace(qwen2, layers=4, width=64, heads=4, kv_heads=4, head_dim=16, inner=256, init_std=0.02 * 14**0.5)
+    )
+    np.testing.assert_allclose([wide[0], middle[0], narrow[0]], [0.041, 0.084, 0.151], atol=6e-4)
+    np.testing.assert_allclose([wide[1] ** 0.5, middle[1] ** 0.5], [0.250, 0.359], atol=6e-4)
+    found = kernel.predict(dataclasses.replace(qwen2, layers=2), 4)
+    bias, variance = kernel.finite_width(dataclasses.replace(qwen2, layers=2))
+    assert (found.bias, found.cv) == (bias, math.sqrt(variance))
+
+
+# ---- strengths ----
+
+
+def test_strengths_of_the_standard_block_fall_as_one_over_depth():
+    # First position, no MLP: every attention adds g to q, so a_l = g/(q_l + g) = g/(q0 + l g).
+    config = dataclasses.replace(QWEN, layers=8, norm_eps=1e-30)
+    g, q0 = (40 * 0.09**2) * (24 * 0.09**2), 0.09**2
+    found = kernel.effective_strengths(config, 5, Switches(mlp=0.0), read=0)
+    np.testing.assert_allclose(found, g / (q0 + g * np.arange(1, 9)), rtol=1e-12)
+
+
+def test_strengths_under_alpha_settle_at_the_squared_strength():
+    config = dataclasses.replace(QWEN, layers=40, norm_eps=1e-30)
+    found = kernel.effective_strengths(config, 3, Switches(mlp=0.0, alpha=0.3), read=0)
+    np.testing.assert_allclose(found[-5:], 0.3 * (2 - 0.3), rtol=1e-5)
+
+
+def test_strengths_at_the_ends():
+    assert np.all(kernel.effective_strengths(QWEN, 4, Switches(residual=0.0)) == 1.0)
+    assert np.all(kernel.effective_strengths(QWEN, 4, Switches(alpha=0.0)) == 0.0)
+    free = kernel.effective_strengths(QWEN, 4, Switches(norm=0.0, residual=(1.0, 2.0, 0.5)))
+    g = (40 * 0.09**2) * (24 * 0.09**2)
+    np.testing.assert_allclose(free, [g / (1 + g), g / (4 + g), g / (0.25 + g)], rtol=1e-14)
+
+
+def test_strengths_of_qwen2():
+    found = kernel.effective_strengths(PRESETS["qwen2-0.5b"], 256)
+    scaled = np.arange(1, 25) * found
+    np.testing.assert_allclose([scaled.min(), scaled.max(), found.sum()], [0.97, 1.25, 4.14], atol=6e-3)
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize("config, switches, options, message", [
+    (QWEN, {}, dict(output="logits"), "output='logits': the theory predicts hidden and stream only"),
+    (QWEN, {}, dict(output="loss"), "hidden and stream only"),
+    (QWEN, {}, dict(length=0), "length=0: must be a positive integer"),
+    (QWEN, {}, dict(length=True), "length=True"),
+    (GPT2, {}, dict(length=65), "length=65: gpt2's table holds 64 positions"),
+    (QWEN, {}, dict(source=3), "source=3: must be an integer from 0 to 2"),
+    (QWEN, {}, dict(source=-1), "source=-1"),
+    (QWEN, {}, dict(read=6), "read=6: must be an integer from -6 to 5"),
+    (QWEN, {}, dict(tokens=[1, 2]), r"tokens of shape \(2,\)"),
+    (QWEN, {}, dict(tokens=[1.0] * 6), "must be 6 integers"),
+    (QWEN, dict(residual=1.0, alpha=0.5), {}, "residual and alpha"),
+    (QWEN, dict(mlp=1.5), {}, "mlp=1.5"),
+    (QWEN, dict(norm=0.0, residual=9.0), {}, "preactivations of variance"),
+    (QWEN, dict(norm=0.0, mlp=0.0, residual=1e30, uniform_attention=1.0), {}, "beyond float64's reach"),
+    (dataclasses.replace(QWEN, init_std=0.3), {}, {}, "variance: it is 12.*, and must be at most 4"),
+    (dataclasses.replace(GPT2, init_std=0.2), dict(residual=0.0), dict(length=48), "a correlation above 1"),
+])  # fmt: skip
+def test_refuses_in_one_sentence(config, switches, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        kernel.predict(config, switches=Switches(**switches), **{"length": LENGTH, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_other_entries_refuse_too():
+    with pytest.raises(ValueError, match="alpha=2"):
+        kernel.finite_width(QWEN, Switches(alpha=2.0))
+    with pytest.raises(ValueError, match="length=0"):
+        kernel.effective_strengths(QWEN, 0)
