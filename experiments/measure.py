@@ -96,9 +96,11 @@ def row(name, profiles_WL, at_birth):
     if at_birth:
         s = profile.summarize_seeds(profiles_WL)
     else:
-        # ratios of the median profile, with the error of the windows' median ratio
-        errors = {key: profile.median_profile([[profile.ratios(p)[key]] for p in profiles_WL], logs=True)[1][0]
-                  for key in ("primacy", "recency", "anchor")}  # fmt: skip
+        # the windows' ratios scatter by factors: their relative error goes with the ratio of the median profile
+        errors = {}
+        for key, ratio in profile.ratios(middle_L).items():
+            (median,), (error,) = profile.median_profile([[profile.ratios(p)[key]] for p in profiles_WL], logs=True)
+            errors[key] = ratio * error / median
         s = profile.summarize(middle_L, errors)
     return s, [name, s.shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
                cli.number(s.anchor, s.anchor_se), str(s.valley + 1), cli.number(s.middle_over_valley), cli.number(s.last)]  # fmt: skip
