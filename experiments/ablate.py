@@ -112,6 +112,21 @@ def standard_error(cell):
     return cell.stderr_SL[0]
 
 
+def predictions(cell, args):
+    """(name, profile, whether it is in absolute units) of each prediction of a cell."""
+    if cell.theory is not None:
+        yield "kernel theory", cell.theory.finite_width_L, True
+    yield "paper, a implied", cell.paper_L, False
+    yield *fitted(cell, args), False
+
+
+def fitted(cell, args):
+    """The paper's operator at its best constant strength: its name, and the profile in the measured one's units."""
+    causal = 1.0 if cell.switches.causal is None else cell.switches.causal
+    strength, fitted_L = paper.fit(profile.rms(cell.profiles_SL), cell.config.layers - args.source, causal=causal)
+    return f"paper, a fitted: {strength:.3f}", fitted_L
+
+
 def report(cells, args):
     """The two tables: what was measured, and how far each prediction is from it."""
     axes = list(cells[0].labels) or ["model"]
@@ -123,20 +138,15 @@ def report(cells, args):
         measured.append([*label(cell), shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
                          cli.number(s.anchor, s.anchor_se), f"{s.valley + 1}", cli.number(s.middle_over_valley),
                          cli.number(s.last)])  # fmt: skip
-        row = label(cell)
-        if cell.theory is None:
-            row += ["–"] * 3
-        else:
-            value, error = profile.jackknife(lambda p: profile.compare(p, cell.theory.finite_width_L), cell.profiles_SL)
-            row += [cli.number(value[name], error[name]) for name in ("spearman", "log_median", "log_max")]
-        value, error = profile.jackknife(lambda p: profile.compare(p, cell.paper_L), cell.profiles_SL)
-        row += [cli.number(value[name], error[name]) for name in ("spearman", "shape_log_median", "shape_log_max")]
-        predicted.append(row)
+        for name, prediction_L, units in predictions(cell, args):
+            value, error = profile.jackknife(lambda p: profile.compare(p, prediction_L), cell.profiles_SL)
+            names = ("spearman", *(f"{'' if units else 'shape_'}log_{which}" for which in ("median", "max")))
+            predicted.append([*label(cell), name, *(cli.number(value[key], error[key]) for key in names)])
     print("\nMeasured: the last output's Jacobian, root mean square over seeds (± standard error over seeds)")
     print(cli.table([*axes, "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], measured))
-    print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions"
-          "\n(kernel theory: in absolute units, finite-width bias included, nothing fitted; paper: its operator at the strength the switches imply, scale fitted)")
-    print(cli.table([*axes, *(f"{theory} {measure}" for theory in ("kernel", "paper") for measure in ("Spearman", "median", "max"))], predicted))
+    print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions\n"
+          "(kernel theory in absolute units, finite-width bias included, nothing fitted; the paper's operator has no units: scale fitted)")  # fmt: skip
+    print(cli.table([*axes, "prediction", "Spearman", "median", "max"], predicted))
     for reason in sorted({cell.no_theory for cell in cells} - {None}):
         print(f"no kernel theory: {reason}")
 
@@ -165,8 +175,8 @@ def draw(cells, args, path):
     if len(cells) == 1:
         (cell,) = cells
         measured_L = profile.rms(cell.profiles_SL)
-        strength, fitted_L = paper.fit(measured_L, cell.config.layers - args.source)
-        curves = {f"paper's operator, a fitted: {strength:.3f}": fitted_L}
+        name, fitted_L = fitted(cell, args)
+        curves = {name: fitted_L}
         if cell.theory is not None:
             curves = {"kernel theory (band: one seed's scatter)": (cell.theory.finite_width_L, cell.theory.cv / 2)} | curves
         title = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items()) or "as published"

@@ -14,7 +14,7 @@ from absl import flags
 
 import lim
 from experiments import cli
-from lim import plot, profile, tokens
+from lim import plot, profile, rollout, tokens
 from lim.influence import default_chunk
 from lim.theory import kernel, paper
 
@@ -27,6 +27,7 @@ def define_flags():
     cli.define("length", cli.integer(2), 256, "tokens in a window")
     cli.define("windows", cli.integer(1), 4, "windows of the text, evenly spaced")
     flags.DEFINE_enum("compare", None, ["random"], "measure the same architecture at birth, too")
+    flags.DEFINE_bool("rollout", False, "add the attention rollout, with strengths measured from norms")
     cli.define_switches(lists=False)
     cli.define_measurement()
     flags.adopt_module_key_flags(cli)
@@ -71,6 +72,14 @@ def measure(decoder, config, windows_WL, switches, args, name):
         measured.append(lim.influence(network, tokens_L, switches, output=args.output, source=args.source,
                                       probes=cli.probes_for(config, args), seed=args.seed + w))  # fmt: skip
     return np.stack([m.influence_L for m in measured]), np.stack([m.stderr_L for m in measured])
+
+
+def roll_out(decoder, config, windows_WL, switches, args):
+    """The rollout of each window, of the checkpoint or of the windows' networks at birth."""
+    return [
+        rollout.measure(lim.Decoder.at_birth(config, args.seed + w) if decoder is None else decoder, tokens_L, switches)
+        for w, tokens_L in enumerate(cli.progress(windows_WL, desc="rollout", unit="window"))
+    ]
 
 
 def combine(profiles_WL, at_birth):
@@ -144,6 +153,16 @@ def main(args):
         else:
             curves["kernel theory at birth (band: one seed's scatter)"] = (theory.finite_width_L, theory.cv / 2)
             comparisons.append(["at birth", "kernel theory", *distances(birth_WL, theory.finite_width_L, scaled=False)])
+    rolled = None
+    if args.rollout:
+        rolled = roll_out(decoder, config, windows_WL, switches, args)
+        rollout_L = np.mean([each.rollout_L for each in rolled], axis=0)
+        curves["attention rollout (scale fitted)"] = rollout_L * np.exp(np.median(np.log(shown_L / np.maximum(rollout_L, 1e-300))))
+        comparisons.append([name, "attention rollout", *distances(profiles_WL, rollout_L, True, at_birth)])
+        print("\nStrength of each layer's attention at the last position, and its attention to the first token")
+        print(cli.table(["layer", "strength", "first token"], [
+            [n + 1, f"{a:.3f}", f"{f:.3f}"] for n, (a, f) in enumerate(zip(np.mean([r.strengths_N for r in rolled], axis=0),
+                                                                       np.mean([r.first_token_N for r in rolled], axis=0)))]))  # fmt: skip
     causal = 1.0 if switches.causal is None else switches.causal
     strength, fitted_L = paper.fit(shown_L, config.layers - args.source, causal=causal)
     curves[f"paper's operator, a fitted: {strength:.3f}"] = fitted_L
@@ -157,7 +176,7 @@ def main(args):
     cli.write_json(folder / "results.json", dict(
         provenance=provenance, flags=cli.flag_values(args), config=config, tokens=windows_WL,
         runs={each: dict(influence=p, stderr=e, summary=summaries[each]) for each, (p, e) in runs.items()},
-        theory=theory, paper=dict(strength=strength, profile=fitted_L)))  # fmt: skip
+        theory=theory, paper=dict(strength=strength, profile=fitted_L), rollout=rolled))  # fmt: skip
     figure = plot.influence_figure(shown_L, stderr_L=stderr_L, curves=curves, summary=summaries[name], caption=cli.command(),
                                    measured_label=name, title=f"{config.family}, {config.layers} layers, width {config.width}")  # fmt: skip
     plot.save(figure, folder / "influence.png")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import lim
+from lim import rollout
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DRIVER = """
@@ -120,7 +121,7 @@ def test_ablate_writes_the_librarys_numbers(tmp_path):
 
 def test_measure_reads_text_and_compares(tmp_path):
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 5)
-    words = "--length=16 --windows=3 --probes=8 --tokens=text --out=here"
+    words = "--length=16 --windows=3 --probes=8 --tokens=text --rollout --out=here"
     ((code, out, err),) = run("measure", [words.split()], tmp_path)
     assert code == 0, err
     results = json.loads((tmp_path / "here" / "results.json").read_text())
@@ -131,7 +132,9 @@ def test_measure_reads_text_and_compares(tmp_path):
     expected = lim.influence(lim.Decoder.at_birth(config, 1), np.array(results["tokens"][1]), probes=8, seed=1)
     np.testing.assert_allclose(results["runs"]["at birth"]["influence"][1], expected.influence_L, rtol=1e-6)
     np.testing.assert_allclose(results["runs"]["at birth"]["stderr"][1], expected.stderr_L, rtol=1e-4)
-    assert "kernel theory" in out and "paper's operator" in out
+    assert "kernel theory" in out and "paper's operator" in out and "attention rollout" in out
+    expected = rollout.measure(lim.Decoder.at_birth(config, 1), np.array(results["tokens"][1]))
+    np.testing.assert_allclose(results["rollout"][1]["rollout_L"], expected.rollout_L, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ablate", "measure", "ladder"])
