@@ -116,6 +116,7 @@ def predictions(cell, args):
     """(name, profile, whether it is in absolute units) of each prediction of a cell."""
     if cell.theory is not None:
         yield "kernel theory", cell.theory.finite_width_L, True
+        yield "kernel theory, scale fitted", cell.theory.finite_width_L, False
     yield "paper, a implied", cell.paper_L, False
     yield *fitted(cell, args), False
 
@@ -145,7 +146,7 @@ def report(cells, args):
     print("\nMeasured: the last output's Jacobian, root mean square over seeds (± standard error over seeds)")
     print(cli.table([*axes, "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], measured))
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions\n"
-          "(kernel theory in absolute units, finite-width bias included, nothing fitted; the paper's operator has no units: scale fitted)")  # fmt: skip
+          "(kernel theory: in absolute units, finite-width bias included, nothing fitted; the paper's operator has no units: scale fitted)")  # fmt: skip
     print(cli.table([*axes, "prediction", "Spearman", "median", "max"], predicted))
     for reason in sorted({cell.no_theory for cell in cells} - {None}):
         print(f"no kernel theory: {reason}")
