@@ -57,21 +57,23 @@ class Attention(nnx.Module):
         self.value = _linear(width, config.kv_heads * head_dim, std, bias, rngs)
         self.out = _linear(config.heads * head_dim, width, config.residual_std, config.family == "gpt2", rngs)
 
-    def __call__(self, h_LD, switches: Switches, rows_Q):
-        """What attention writes to the stream at the rows `rows_Q`, [Q, D], from the normed stream."""
+    def __call__(self, h_LD, switches: Switches, rows_Q=None):
+        """What attention writes to the stream, from the normed stream: at the rows `rows_Q`, [Q, D], or at all, [L, D]."""
         q_QKGE, k_LKE, v_LKE = self.queries_keys_values(h_LD, switches, rows_Q)
-        mixed_QKGE = attend(q_QKGE, k_LKE, v_LKE, rows_Q, **attention_switches(switches))
-        return self.out(mixed_QKGE.reshape(len(rows_Q), -1))
+        positions_Q = jnp.arange(len(h_LD)) if rows_Q is None else rows_Q
+        mixed_QKGE = attend(q_QKGE, k_LKE, v_LKE, positions_Q, **attention_switches(switches))
+        return self.out(mixed_QKGE.reshape(len(positions_Q), -1))
 
-    def queries_keys_values(self, h_LD, switches: Switches, rows_Q):
-        """Queries of some rows, [Q, K, G, E], and keys and values of all, [L, K, E], rotated where RoPE is on."""
-        c = self.config
-        q_QNE = self.query(h_LD[rows_Q]).reshape(-1, c.heads, c.head_dim)
+    def queries_keys_values(self, h_LD, switches: Switches, rows_Q=None):
+        """Queries of some rows or all, [Q, K, G, E], and keys and values of all, [L, K, E], rotated where RoPE is on."""
+        c, positions_L = self.config, jnp.arange(len(h_LD))
+        h_QD, positions_Q = (h_LD, positions_L) if rows_Q is None else (h_LD[rows_Q], rows_Q)
+        q_QNE = self.query(h_QD).reshape(-1, c.heads, c.head_dim)
         k_LKE = self.key(h_LD).reshape(-1, c.kv_heads, c.head_dim)
         v_LKE = self.value(h_LD).reshape(-1, c.kv_heads, c.head_dim)
         if c.has_rope:
-            q_QNE = rotate(q_QNE, rows_Q, c.rope_theta, switches.rope)
-            k_LKE = rotate(k_LKE, jnp.arange(len(h_LD)), c.rope_theta, switches.rope)
+            q_QNE = rotate(q_QNE, positions_Q, c.rope_theta, switches.rope)
+            k_LKE = rotate(k_LKE, positions_L, c.rope_theta, switches.rope)
         return q_QNE.reshape(-1, c.kv_heads, c.heads // c.kv_heads, c.head_dim), k_LKE, v_LKE
 
     def values(self, h_LD):
@@ -115,10 +117,8 @@ class Block(nnx.Module):
 
     def __call__(self, x_LD, switches: Switches, rows_Q=None):
         """The stream after the block, [L, D], or only its rows `rows_Q`, [Q, D]."""
-        if rows_Q is None:
-            rows_Q, x_QD = jnp.arange(len(x_LD)), x_LD
-        else:
-            x_QD = x_LD[rows_Q]
+        # None rather than every row: a gather's pullback is a scatter, which is slow
+        x_QD = x_LD if rows_Q is None else x_LD[rows_Q]
         h_LD = self.attention_input(x_LD, switches)
         x_QD = _join(x_QD, self.attention(h_LD, switches, rows_Q), switches)
         h_QD = _blend(switches.norm, self.mlp_norm(x_QD), x_QD)

@@ -72,7 +72,7 @@ def _measure(structure, params, switches, tokens_L, read):
         h_LD = block.attention_input(x_LD, own)
         value_L = jnp.sum(jnp.square(block.attention.values(h_LD)), axis=1)
         # 64 rows at a time: the L×L of several heads never stand side by side.
-        q_LKGE, k_LKE, _ = block.attention.queries_keys_values(h_LD, own, rows_L)
+        q_LKGE, k_LKE, _ = block.attention.queries_keys_values(h_LD, own)
         attention_LL = jax.lax.map(
             lambda i: attention_weights(q_LKGE[i][None], k_LKE, i[None], **attention_switches(own))[:, :, 0].mean((0, 1)),
             rows_L, batch_size=min(64, length),

@@ -449,7 +449,7 @@ def test_strengths_of_qwen2():
     (QWEN, dict(norm=0.0, residual=9.0), {}, "preactivations of variance"),
     (QWEN, dict(norm=0.0, mlp=0.0, residual=1e30, uniform_attention=1.0), {}, "beyond float64's reach"),
     (dataclasses.replace(QWEN, init_std=0.3), {}, {}, "variance: it is 12.*, and must be at most 4"),
-    (dataclasses.replace(GPT2, init_std=0.2), dict(residual=0.0), dict(length=48), "a correlation above 1"),
+    (PRESETS["smollm2-135m"], dict(residual=0.0), dict(length=48), "a correlation above 1"),
 ])  # fmt: skip
 def test_refuses_in_one_sentence(config, switches, options, message):
     with pytest.raises(ValueError, match=message) as caught:
