@@ -67,7 +67,7 @@ def climb(rungs, length, seeds, probes):
 
 def report(climbs):
     rows = []
-    for i, each in enumerate(climbs, 1):
+    for i, each in enumerate(climbs, 7 - len(climbs)):  # a climb may begin above the first rung
         level, error = each.level()
         distance, distance_error = each.log_distance()
         rows.append([f"{i} {each.rung.name}", len(each.profiles_SL), cli.number(100 * level, 100 * error),

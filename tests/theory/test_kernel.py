@@ -184,7 +184,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=[1, 4, 1000], ids="{}-row blocks".format)
+@pytest.fixture(params=[2, 1000], ids="{}-row blocks".format)
 def blocks(request, monkeypatch):
     """Small blocks, so that short sequences cross their borders too."""
     monkeypatch.setattr(averaging, "BLOCK_ENTRIES", request.param * LENGTH)
@@ -369,7 +369,7 @@ def single_position(config, rng, seeds, skip, source, output):
     ("qwen2", 96, 4, 1.0, 1, "hidden"), ("qwen2", 96, 4, 1.0, 0, "stream"), ("gpt2", 96, 4, 0.5, 0, "hidden"),
 ])  # fmt: skip
 def test_finite_width_against_drawn_networks(family, inner, kv_heads, skip, source, output):
-    seeds = 2000
+    seeds = 1250
     config = Config(family, layers=2, width=48, heads=4, kv_heads=kv_heads, head_dim=12, inner=inner, vocab=9,
                     max_length=9, norm_eps=1e-30, init_std=0.08)  # fmt: skip
     switches = Switches(residual=skip) if family != "gpt2" else Switches(residual=skip, positions=0.0)
@@ -446,7 +446,7 @@ def test_strengths_of_qwen2():
     (QWEN, {}, dict(tokens=[1.0] * 6), "must be 6 integers"),
     (QWEN, dict(residual=1.0, alpha=0.5), {}, "residual and alpha"),
     (QWEN, dict(mlp=1.5), {}, "mlp=1.5"),
-    (QWEN, dict(norm=0.0, residual=9.0), {}, "preactivations of variance"),
+    (QWEN, dict(norm=0.0, residual=9.0), dict(corrections=False), "preactivations of variance .* above the 20"),
     (QWEN, dict(norm=0.0, mlp=0.0, residual=1e30, uniform_attention=1.0), {}, "beyond float64's reach"),
     (dataclasses.replace(QWEN, init_std=0.3), {}, {}, "variance: it is 12.*, and must be at most 4"),
     (PRESETS["smollm2-135m"], dict(residual=0.0), dict(length=48), "a correlation above 1"),
