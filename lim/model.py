@@ -138,6 +138,12 @@ def _join(x, branch, switches):
     return x + branch
 
 
+def _rows(embed, index_L):
+    """Rows of a table, in float32 at least: nnx.Embed would cast to float32 and undo float64."""
+    table = embed.embedding[...]
+    return table[index_L].astype(jnp.promote_types(table.dtype, jnp.float32))
+
+
 class Decoder(nnx.Module):
     """A decoder-only transformer: embedding, `config.layers` blocks, final norm, head.
 
@@ -181,10 +187,10 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens_L, switches: Switches = Switches()):
         """The stream that enters the first block, [L, D]: token embedding, plus learned positions for gpt2."""
-        x_LD = self.embedding(tokens_L)
+        x_LD = _rows(self.embedding, tokens_L)
         if self.config.has_rope:
             return x_LD
-        positions_LD = self.positions(jnp.arange(len(tokens_L)))
+        positions_LD = _rows(self.positions, jnp.arange(len(tokens_L)))
         return x_LD + (positions_LD if switches.positions is None else switches.positions * positions_LD)
 
     def stream(self, x_LD, switches: Switches = Switches(), start: int = 0, stop: int | None = None):
@@ -209,7 +215,7 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden_D):
         """The head's scores of the next token, [..., V], from the normed stream."""
-        return self.embedding.attend(hidden_D) if self.config.tied else self.head(hidden_D)
+        return hidden_D @ self.embedding.embedding[...].T if self.config.tied else self.head(hidden_D)
 
     def __call__(self, tokens_L, switches: Switches = Switches()):
         """Logits of the next token at every position, [L, V], of one sequence of token ids, [L].

@@ -248,6 +248,15 @@ def test_birth_is_reproducible_and_layers_differ():
     assert np.abs(kernel - other["blocks"]["attention"]["query"]["kernel"]).max() > 0.1
 
 
+@pytest.mark.parametrize("config", [QWEN2, GPT2], ids=lambda c: c.family)
+def test_float64_agrees_with_float32_to_its_rounding(config):
+    with jax.enable_x64(True):
+        double = influence(Decoder.at_birth(config, 0, dtype=jnp.float64), TOKENS, output="logits", chunk=64).influence_L
+    single = influence(birth(config), TOKENS, output="logits", chunk=64).influence_L
+    relative = np.abs(single / double - 1)
+    assert 1e-9 < relative.max() < 2e-5  # and float64 is not float32 in disguise
+
+
 def test_a_decoder_that_is_gone_leaves_no_weights_behind():
     """Not even until the garbage collector comes by: over seeds of a large model they would pile up."""
     gc.collect()

@@ -380,6 +380,7 @@ pairs = st.integers(2, 30).flatmap(
 power = st.integers(-40, 40).map(lambda k: 2.0**k)
 
 
+@settings(deadline=None)
 @given(whole_L, power)
 def test_scaling_changes_no_ratio_and_no_verdict(profile_L, scale):
     before, after = (dataclasses.asdict(profile.summarize(factor * profile_L)) for factor in (1, scale))
@@ -389,6 +390,7 @@ def test_scaling_changes_no_ratio_and_no_verdict(profile_L, scale):
         assert after[name] == scale * before[name]
 
 
+@settings(deadline=None)
 @given(whole_L)
 def test_reversing_swaps_primacy_and_recency(profile_L):
     forth, back = profile.summarize(profile_L), profile.summarize(profile_L[::-1])
@@ -424,6 +426,7 @@ def test_a_profile_is_at_no_distance_from_itself(profile_L):
         assert row["spearman"] == pytest.approx(1.0, rel=1e-14)
 
 
+@settings(deadline=None)
 @given(hnp.arrays(np.float64, (6, 3), elements=st.floats(0, 1e3)))
 def test_rms_lies_between_mean_and_maximum(profiles_SL):
     rms_L = profile.rms(profiles_SL)
