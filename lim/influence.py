@@ -103,7 +103,7 @@ def influence(decoder, tokens_L, switches=Switches(), *, output="hidden", source
                                         jax.random.key(seed), unit, output=output, source=source, rows=rows,
                                         probes=probes, chunk=chunk)  # fmt: skip
         scale_L, mean_L, m2_L = (np.asarray(moment, np.float64) for moment in moments)
-        if np.all(np.isfinite(scale_L)):
+        if np.all(np.isfinite([scale_L, mean_L, m2_L])):
             break
     return _finish(scale_L / unit, mean_L, m2_L, rows, cotangents, chunk)
 
