@@ -133,7 +133,8 @@ def test_zeros_and_values_below_the_axis_are_marked():
     (ax,) = fig.axes
     bottom = ax.get_ylim()[0]
     assert 1e-15 < bottom < 1e-12
-    assert -math.inf < ax.transData.transform((0.5, 0.0))[1] < ax.bbox.y0  # a line falls to zero through the edge, without a gap
+    # A line falls to zero through the edge, without a gap.
+    assert -math.inf < ax.transData.transform((0.5, 0.0))[1] < ax.bbox.y0
     rows = marks_below(ax)
     assert [row.get_markeredgecolor() for row in rows] == [plot.MEASURED, plot.PREDICTED[0]]
     for row in rows:  # marks stand only where the line is off the axis, from its first such position to its last

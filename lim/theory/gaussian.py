@@ -13,8 +13,8 @@ import numpy as np
 from lim.theory.averaging import in_blocks
 
 # Trapezoid sums over the standard normal. For f analytic in |Im u| < d and u = √v·ξ the error falls as
-# exp(-2π·d/(step·√v)); the nearest pole of SiLU is at d = π, that of the tanh-GELU at d = 2.8, so up to v = 20 even fourth
-# powers are right to rounding. Cut at |ξ| = 13, where √density is 4e-19.
+# exp(-2π·d/(step·√v)); the nearest pole of SiLU is at d = π, that of the tanh-GELU at d = 2.8, so up to v = 20 even
+# fourth powers are right to rounding. Cut at |ξ| = 13, where √density is 4e-19.
 _STEP = 1 / 16
 _NODES_Q = np.arange(-13, 13 + _STEP / 2, _STEP)
 _WEIGHTS_Q = _STEP * np.exp(-(_NODES_Q**2) / 2) / math.sqrt(2 * math.pi)
@@ -81,8 +81,8 @@ def hermite_coefficients(f, odd: bool, variance_L, correlation: float = 1.0) -> 
     """Coefficients of f(√v·ξ) in the orthonormal Hermite polynomials of f's parity, enough of them for full precision.
 
     a_k(v) = E[f(√v ξ) He_k(ξ)]/√k!, and Σ_k a_k² = E[f²] (Parseval), so what a cut leaves out is known: orders are
-    added until the share of E[f²] that is missing, times |correlation|^order, is below 2e-14 at every variance. For SiLU
-    at correlation 1 that takes 12 coefficients at v = 0.36 (Qwen2-0.5B), 21 at v = 1, 131 at v = 10.
+    added until the share of E[f²] that is missing, times |correlation|^order, is below 2e-14 at every variance. For
+    SiLU at correlation 1 that takes 12 coefficients at v = 0.36 (Qwen2-0.5B), 21 at v = 1, 131 at v = 10.
 
     Args:
       f: vectorised function with a definite parity.

@@ -9,8 +9,8 @@ Notation: stream x_i at position i, adjoint γ_i = ∂(a unit read-out direction
 Γ_ij = E⟨γ_i, γ_j⟩ summed over the D read-out directions and divided by D, σ the initial standard deviation of weights,
 σ_o that of the two projections that write to the stream, s = Dσ², M the mean over what the mask admits, ∘ elementwise.
 
-Going up. A branch reads h_i = p_i x_i, with p_i = 1/√(q_i + ε), q_i = C_ii, under a norm and p_i = 1 without. Its input
-has the overlaps K_ij = p_i p_j C_ij. A sub-block x ← skip·x + branch·f(h) with fresh zero-mean weights adds no cross term:
+Going up. A branch reads h_i = p_i x_i, with p_i = 1/√(q_i + ε), q_i = C_ii, under a norm and p_i = 1 without. Its
+input has the overlaps K_ij = p_i p_j C_ij. Fresh zero-mean weights add no cross term to x ← skip·x + branch·f(h):
 
     C ← skip² C + branch² A,    A_ij = E⟨f_i, f_j⟩/D.
 
@@ -40,11 +40,11 @@ into MᵀΓM + z(R + V + Vᵀ), with X = Γ∘K and
     T = M(K∘K)Mᵀ - U - Uᵀ + b∘b,   U = (m∘m)Mᵀ,   S = (M∘w) mᵀ,   V = (M∘w)ᵀ Γ M,
     R = (MᵀXM)∘K - Mᵀ((XM)∘m) - ((MᵀX)∘mᵀ)M + Mᵀ(X∘b)M.
 
-Gradients through the weights add (the score path) z R from the keys and z Γ∘T from the queries: the gradient of l_ij is
-M_ij⟨γ_i, W_O W_V(h_j - Σ_k M_ik h_k)⟩, whose pair means are g Γ_ii' M_ij M_i'j' (K_jj' - m_i'j - m_ij' + b_ii'), and its
-partner is a query or a key. They meet the value path at order 1/D only. Where K∘K stands between two stream overlaps it
-is a mean of squares: unrelated tokens overlap by chance, ⟨x_j, x_j'⟩² = 1/D, so K∘K is raised by (1-ρ²)²/D, ρ the
-correlation, times κ_j κ_j'. The products with M are running sums, S and V one product of L×L matrices each.
+Gradients through the weights add (the score path) z R from the keys and z Γ∘T from the queries: the gradient of l_ij
+is M_ij⟨γ_i, W_O W_V(h_j - Σ_k M_ik h_k)⟩, its pair means are g Γ_ii' M_ij M_i'j' (K_jj' - m_i'j - m_ij' + b_ii'), and
+it multiplies a query or a key. They meet the value path at order 1/D only. In T, where a logit's overlap meets a value's,
+K∘K is a mean of squares: unrelated tokens overlap by chance, ⟨x_j, x_j'⟩² = q_j q_j' D, so K∘K is raised by
+κ_j κ_j' (1-ρ²)²/D, ρ the correlation. The products with M are running sums, S and V one product of L×L matrices each.
 
 RoPE rotates pairs of query and key dimensions by θ_f per position, so E[l_ij l_i'j'] gains the mean over frequencies of
 cos θ_f((i-i') - (j-j')). Each frequency is the real part of the same formulas with φ_ii' = e^{iθ(i-i')}, K^f = K∘φ*,
@@ -79,9 +79,9 @@ class KernelTheory:
       cv: standard deviation of ‖J‖² from seed to seed, over its mean, from `finite_width`.
       attention_stream_NL, mlp_stream_NL: mean square q of the stream as each attention and each MLP reads it.
       final_stream_L: mean square of the stream that leaves the last block.
-      logit_variance: largest variance z of a softmax logit in any layer; the corrections are the first order in it. Against
-        a measured Llama of 4 layers and width 128 (24 seeds) they leave about 2 % rms of a profile unexplained at z = 0.13
-        (Qwen2-0.5B), 8 % at 0.36, 14 % at 0.64, 20 % at 1 (SmolLM2-135M) and 30 % at 2 (Qwen2-7B).
+      logit_variance: largest variance z of a softmax logit in any layer; the corrections are the first order in it.
+        Against a measured Llama of 4 layers and width 128 (length 32, 24 seeds) they leave about 2 % rms of a profile
+        unexplained at z = 0.13 (as Qwen2-0.5B), 8 % at 0.36, 14 % at 0.64, 20 % at 1 (SmolLM2-135M), 30 % at 2 (Qwen2-7B).
     """
 
     influence_L: np.ndarray
@@ -102,9 +102,10 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
             corrections=True, rope=False) -> KernelTheory:  # fmt: skip
     """The influence profile of a decoder at birth, in ensemble mean over seeds.
 
-    Takes every family and every switch, fractional ones too: `causal` between 0 and 1 is the mask that weighs the future
-    1 - causal, `uniform_attention` u scales d by 1-u, `score_path` scales the score path's amplitude, `norm` n makes
-    p = n/√(q+ε) + 1-n, `mlp` blends skip and branch. Learned positions add (positions·init_std)² to each token's own q.
+    Takes every family and every switch, fractional ones too: `causal` between 0 and 1 weighs the future 1 - causal,
+    `uniform_attention` u scales the softmax's part by 1-u, `score_path` scales the score path's amplitude (R_k and Γ∘T by
+    its square), `norm` n makes p = n/√(q+ε) + 1-n, `mlp` n makes the skip n·skip + 1-n and the branch n·branch. Learned
+    positions add (positions·init_std)² to each token's own q.
 
     Memory is about (layers + 16)·8·length² bytes: 1.4 GB for 24 layers at length 2048.
 
@@ -504,7 +505,8 @@ class _Attention:
 
         def along(rows):
             stack_SLL[0, rows] = self.mask.spread_along(adjoint_LL[rows])
-            stack_SLL[1:, rows] = self._pulled_along(adjoint_LL[rows] * self.k_LL[rows], self.m_LL[rows], self.b_LL[rows])
+            x_RL = adjoint_LL[rows] * self.k_LL[rows]
+            stack_SLL[1:, rows] = self._pulled_along(x_RL, self.m_LL[rows], self.b_LL[rows])
 
         in_blocks(along, self.length)
         lean_LL = self._shift_of_input(stack_SLL[0])
@@ -550,14 +552,14 @@ class _Attention:
 def finite_width(config, switches=Switches(), *, output="hidden", source=0) -> tuple[float, float]:
     """What a finite width does to ‖J‖² at a single position: the relative bias of its mean, its relative variance.
 
-    First order in 1/D, 1/rank and 1/inner, by carrying small fluctuations through the layers. The stream's mean square is
-    q(1 + δ), ln‖J‖² deviates by λ from its infinite-width value, and
+    First order in 1/D, 1/rank and 1/inner, by carrying small fluctuations through the layers. The stream's mean square
+    is q(1 + δ), ln‖J‖² deviates by λ from its infinite-width value, and
 
         V = Var δ,    m = E δ,    S = -Cov(δ, λ),    w = E|x̂ᵀJ|²/‖J‖², the share of J along the stream.
 
     A branch writes a mean square μ(q) and adds β(q)‖J‖² to ‖J‖². Its shares are F = branch²μ/(skip²q + branch²μ) and
-    f = branch²β/(skip² + branch²β); e_μ, e_β are elasticities d ln/d ln q (under a norm e_μ = 0 and e_β = -1), c_μ, c_β half
-    curvatures q²β''/2β, and along x̂ the branch passes r times its mean over directions (0 under a norm, which projects).
+    f = branch²β/(skip² + branch²β); e_μ, e_β are elasticities d ln/d ln q (under a norm e_μ = 0 and e_β = -1), c_μ, c_β
+    half curvatures q²β''/2β, and along x̂ the branch passes r times its mean over directions (r = 0 under a norm).
 
     * bias gains f(c_β V + e_β m - e_β S - (1 - r)w): ‖J‖² and β move together;
     * the variance gains f²e_β²V - 2f e_β S + f²ν', where ν' is the relative variance of the branch's slope over units;
@@ -565,12 +567,13 @@ def finite_width(config, switches=Switches(), *, output="hidden", source=0) -> t
     * w ← ((skip² + branch² e_μ μ/q)² w + skip²branch²(μ/q + β)/D + branch⁴ μ/q β (1/D + κ)) / growth of q and ‖J‖²:
       what x̂ meets both before and after the branch, and the chance overlaps.
 
-    Attention: rank = kv_heads·head_dim (heads that share values act as one), κ = 1/rank, ν = 2/rank, κ_c = ν' = 0, r = e_μ².
-    MLP, with a unit's output h and its gradient's square h'²: κ = E[h²h'²]/(E[h²]E[h'²])/inner, κ_c = κ - 1/inner,
-    ν = (E[h⁴]/E[h²]² - 1)/inner, ν' the same of h'. The embedding has V = 2/D; at `source` J is the identity, w = 1/D and
-    the rest 0. The final norm is a branch without a skip that writes nothing.
+    Attention: rank = kv_heads·head_dim (heads that share values act as one), κ = 1/rank, ν = 2/rank, κ_c = ν' = 0 and
+    r = e_μ². MLP, with a unit's output h and its gradient's square h'²: κ = E[h²h'²]/(E[h²]E[h'²])/inner,
+    κ_c = κ - 1/inner, ν = (E[h⁴]/E[h²]² - 1)/inner, ν' the same of h'. The embedding has V = 2/D; at `source` J is the
+    identity, w = 1/D and the rest 0. The final norm is a branch without a skip that writes nothing.
 
-    With many positions hops average over them, so this is the size to expect at a position, not a percent to correct by.
+    With many positions hops average over them, so this is the size to expect, not a percent to correct by. What a
+    network without norms scatters at second order (about 1/D) is left out.
 
     Args:
       config, switches, output, source: as `predict` takes them.
@@ -592,11 +595,11 @@ def finite_width(config, switches=Switches(), *, output="hidden", source=0) -> t
 
 @dataclasses.dataclass
 class _Unit:
-    """A branch as `finite_width` sees it, at an input of mean square κ: the letters of its docstring, `radial` is r/e_κ²."""
+    """A branch as `finite_width` sees it, at an input p x of mean square p²q, in its letters."""
 
     output: float  # μ
     slope: float  # β/p²
-    radial: float = 1.0
+    radial: float = 1.0  # r, for an input that follows x
     kappa: float = 0.0
     kappa_c: float = 0.0
     nu: float = 0.0
@@ -698,13 +701,16 @@ def effective_strengths(config, length, switches=Switches(), *, read=-1, correct
 
         a_l = branch² g p_l² / (skip_l² + branch² g p_l²),    p_l² = 1/(q_l + ε) at the read-out under a norm.
 
-    These are strengths of squares: the hops a walk makes number Poisson-binomially with them, and influence² is about
-    Σ_k P(k hops) ((M^k)_nj)². For the standard block the stream grows by about the same with each layer, so a_l falls as 1/l
-    (Qwen2-0.5B at length 256: l·a_l from 0.97 to 1.25, Σ a_l = 4.1) and hops number about ln(layers). Under `alpha` the
-    stream settles where what attention writes makes up for what the skip loses, and a_l = α(2-α) at the first position of a
-    network without MLPs. Where the theory is exact the strengths are not enough: MLPs keep adjoints of one position better than
-    pairs of them, and q_l differs between positions, so hops beyond the first are fewer than a_l says. Expect shapes (a
-    profile from them departs from `predict` by a factor of 1.5 rms for GPT-2 and of 3 for Qwen2-0.5B), not numbers.
+    These are strengths of squares: a walk's hops number Poisson-binomially with them, and influence² is about
+    Σ_k P(k hops) ((M^k)_nj)². For the standard block the stream grows by about the same with each layer, so a_l falls as
+    1/l (Qwen2-0.5B at length 256: l·a_l from 0.97 to 1.25, Σ a_l = 4.1) and hops number about ln(layers). Under `alpha`
+    the stream settles where what attention writes makes up for what the skip loses, and a_l = α(2-α) at the first
+    position of a network without MLPs.
+
+    Expect shapes of them, not numbers: MLPs keep the adjoint of one position better than those of pairs, so that hops
+    beyond the first are fewer than a_l says, and q_l differs between positions. At length 256 the sum above misses
+    `predict` by 0.16 rms in log for GPT-2 and by 0.6 for Qwen2-0.5B; as strengths of the paper's walk, whose
+    probabilities are not squares, they miss by 0.35 and 1.1.
 
     Args:
       config, length, switches, read, corrections: as `predict` takes them.

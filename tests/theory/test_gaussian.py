@@ -65,8 +65,9 @@ def test_pair_mean_of_sines_and_cosines(scale, rows, monkeypatch):
     covariance = correlation * np.sqrt(np.outer(variance, variance))
     damping = np.exp(-np.add.outer(variance, variance) / 2)
     # the series' promise: 2e-14 of the geometric mean of the two second moments, plus rounding
-    for f, odd, truth in ((np.cos, False, damping * np.cosh(covariance)), (np.sin, True, damping * np.sinh(covariance))):
-        error = np.abs(gaussian.pair_mean(f, odd, variance, correlation) - truth)
+    even, odd = (np.cos, False, damping * np.cosh(covariance)), (np.sin, True, damping * np.sinh(covariance))
+    for f, parity, truth in (even, odd):
+        error = np.abs(gaussian.pair_mean(f, parity, variance, correlation) - truth)
         assert np.max(error / np.sqrt(np.outer(np.diag(truth), np.diag(truth)))) < 5e-14
 
 

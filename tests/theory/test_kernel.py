@@ -163,7 +163,8 @@ CASES = {
     "mlps by layer": (GPT2, dict(mlp=(1.0, 0.0, 0.5), alpha=0.6), {}),
     "no norm": (dataclasses.replace(QWEN, layers=2, init_std=0.22), dict(norm=0.0), {}),
     "no norm, gpt2": (dataclasses.replace(GPT2, layers=2, init_std=0.2), dict(norm=0.0), {}),
-    "no norm, full attention, rope": (dataclasses.replace(QWEN, layers=2, init_std=0.22), dict(norm=0.0, causal=0.0), dict(rope=True)),
+    "no norm, full attention, rope": (dataclasses.replace(QWEN, layers=2, init_std=0.22), dict(norm=0.0, causal=0.0),
+                                      dict(rope=True)),
     "norms by layer": (LLAMA, dict(norm=(1.0, 0.0, 0.5)), {}),
     "final norm off": (QWEN, dict(norm=(1.0, 1.0, 0.0)), {}),
     "uniform attention": (QWEN, dict(uniform_attention=1.0), {}),
@@ -178,8 +179,9 @@ CASES = {
     "repeated tokens": (QWEN, {}, dict(tokens=(7, 1, 7, 7, 2, 1))),
     "repeated tokens, gpt2": (GPT2, {}, dict(tokens=(7, 1, 7, 7, 2, 1))),
     "one position": (QWEN, {}, dict(length=1)),
-    "everything": (dataclasses.replace(LLAMA, init_std=0.16), dict(alpha=(0.3, 0.6, 0.9), causal=(0.2, 1.0, 0.9), uniform_attention=0.3, score_path=0.7,
-                               mlp=(0.5, 1.0, 0.8), norm=(0.9, 0.6, 0.8), rope=1.5),
+    "everything": (dataclasses.replace(LLAMA, init_std=0.16),
+                   dict(alpha=(0.3, 0.6, 0.9), causal=(0.2, 1.0, 0.9), uniform_attention=0.3, score_path=0.7,
+                        mlp=(0.5, 1.0, 0.8), norm=(0.9, 0.6, 0.8), rope=1.5),
                    dict(rope=True, output="stream", source=1, read=3, tokens=(7, 1, 7, 7, 2, 1))),
 }  # fmt: skip
 
@@ -312,9 +314,10 @@ def test_squares_stay_positive_over_sixty_decades():
 
 
 def test_profile_of_qwen2():
-    # Against the first-order theory of the published sizes as computed apart from this code: a plain implementation with
-    # explicit running sums and a tabulated expectation, good to 1e-5, without the 1/D of chance overlaps.
-    found = kernel.predict(dataclasses.replace(PRESETS["qwen2-0.5b"], norm_eps=1e-30), 64, corrections=False).influence_L
+    # Against numbers computed apart from this code, by a plain implementation that tabulates the MLP's expectations (and
+    # so is good to 1e-5), for the published sizes with uniform attention and no ε.
+    config = dataclasses.replace(PRESETS["qwen2-0.5b"], norm_eps=1e-30)
+    found = kernel.predict(config, 64, corrections=False).influence_L
     np.testing.assert_allclose(found[[0, 32, 62, 63]], [1693.589, 283.1703, 194.9646, 717.3419], rtol=1e-5)
 
 
@@ -383,15 +386,11 @@ def test_finite_width_against_drawn_networks(family, inner, kv_heads, skip, sour
 
 
 def test_finite_width_of_the_published_sizes():
-    # Qwen2-0.5B, and its widths of 224 and 64 at constant D·σ² with unshared heads: bias .041, .084, .15, scatter .25, .36.
+    # Qwen2-0.5B, and widths of 224 and 64 at the same D·σ² with unshared heads: bias .041, .084, .15, scatter .25, .36.
     qwen2 = PRESETS["qwen2-0.5b"]
-    wide = kernel.finite_width(qwen2)
-    middle = kernel.finite_width(
-        dataclasses.replace(qwen2, width=224, kv_heads=14, head_dim=16, inner=1216, init_std=0.04)
-    )
-    narrow = kernel.finite_width(
-        dataclasses.replace(qwen2, layers=4, width=64, heads=4, kv_heads=4, head_dim=16, inner=256, init_std=0.02 * 14**0.5)
-    )
+    half = dict(width=224, kv_heads=14, head_dim=16, inner=1216, init_std=0.04)
+    tiny = dict(layers=4, width=64, heads=4, kv_heads=4, head_dim=16, inner=256, init_std=0.02 * math.sqrt(14))
+    wide, middle, narrow = (kernel.finite_width(dataclasses.replace(qwen2, **sizes)) for sizes in ({}, half, tiny))
     np.testing.assert_allclose([wide[0], middle[0], narrow[0]], [0.041, 0.084, 0.151], atol=6e-4)
     np.testing.assert_allclose([wide[1] ** 0.5, middle[1] ** 0.5], [0.250, 0.359], atol=6e-4)
     found = kernel.predict(dataclasses.replace(qwen2, layers=2), 4)
