@@ -551,7 +551,7 @@ def convergence_figure(
             if predicted_P is not None:
                 ax.plot(sizes, predicted_P, color=color, linestyle=DASHES[0] if measured_P is not None else "-", linewidth=1.2)
             if measured_P is not None:
-                shifted_P = np.asarray(sizes, float) * 1.015 ** (i - len(series) / 2)  # bars side by side
+                shifted_P = np.asarray(sizes, float) * 1.015 ** (i - (len(series) - 1) / 2)  # bars side by side
                 ax.errorbar(shifted_P, measured_P, stderr_P, color=color, fmt="o", markersize=3.5, capsize=2, linewidth=1)
             ax.plot([], [], color=color, marker="o" if measured_P is not None else None, markersize=3.5, label=label)
         ax.set(xscale="log", yscale=yscale, xlabel=xlabel, ylabel=ylabel)

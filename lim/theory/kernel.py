@@ -42,8 +42,8 @@ into MᵀΓM + z(R + V + Vᵀ), with X = Γ∘K and
 
 Gradients through the weights add (the score path) z R from the keys and z Γ∘T from the queries: the gradient of l_ij
 is M_ij⟨γ_i, W_O W_V(h_j - Σ_k M_ik h_k)⟩, its pair means are g Γ_ii' M_ij M_i'j' (K_jj' - m_i'j - m_ij' + b_ii'), and
-it multiplies a query or a key. They meet the value path at order 1/D only. In T, where a logit's overlap meets a value's,
-K∘K is a mean of squares: unrelated tokens overlap by chance, ⟨x_j, x_j'⟩² = q_j q_j' D, so K∘K is raised by
+it multiplies a query or a key. They meet the value path at order 1/D only. In T, where a logit's overlap meets a
+value's, K∘K is a mean of squares: unrelated tokens overlap by chance, ⟨x_j, x_j'⟩² = q_j q_j' D, so K∘K is raised by
 κ_j κ_j' (1-ρ²)²/D, ρ the correlation. The products with M are running sums, S and V one product of L×L matrices each.
 
 RoPE rotates pairs of query and key dimensions by θ_f per position, so E[l_ij l_i'j'] gains the mean over frequencies of
@@ -81,7 +81,8 @@ class KernelTheory:
       final_stream_L: mean square of the stream that leaves the last block.
       logit_variance: largest variance z of a softmax logit in any layer; the corrections are the first order in it.
         Against a measured Llama of 4 layers and width 128 (length 32, 24 seeds) they leave about 2 % rms of a profile
-        unexplained at z = 0.13 (as Qwen2-0.5B), 8 % at 0.36, 14 % at 0.64, 20 % at 1 (SmolLM2-135M), 30 % at 2 (Qwen2-7B).
+        unexplained at z = 0.13 (as in Qwen2-0.5B), 8 % at 0.36, 14 % at 0.64, 20 % at 1 (SmolLM2-135M) and 30 % at 2
+        (Qwen2-7B).
     """
 
     influence_L: np.ndarray
@@ -103,9 +104,9 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
     """The influence profile of a decoder at birth, in ensemble mean over seeds.
 
     Takes every family and every switch, fractional ones too: `causal` between 0 and 1 weighs the future 1 - causal,
-    `uniform_attention` u scales the softmax's part by 1-u, `score_path` scales the score path's amplitude (R_k and Γ∘T by
-    its square), `norm` n makes p = n/√(q+ε) + 1-n, `mlp` n makes the skip n·skip + 1-n and the branch n·branch. Learned
-    positions add (positions·init_std)² to each token's own q.
+    `uniform_attention` u scales the softmax's part by 1-u, `score_path` scales the score path's amplitude (its terms in
+    Γ by the square), `norm` n makes p = n/√(q+ε) + 1-n, `mlp` n makes the skip n·skip + 1-n and the branch n·branch.
+    Learned positions add (positions·init_std)² to each token's own q.
 
     Memory is about (layers + 16)·8·length² bytes: 1.4 GB for 24 layers at length 2048.
 
@@ -702,8 +703,8 @@ def effective_strengths(config, length, switches=Switches(), *, read=-1, correct
         a_l = branch² g p_l² / (skip_l² + branch² g p_l²),    p_l² = 1/(q_l + ε) at the read-out under a norm.
 
     These are strengths of squares: a walk's hops number Poisson-binomially with them, and influence² is about
-    Σ_k P(k hops) ((M^k)_nj)². For the standard block the stream grows by about the same with each layer, so a_l falls as
-    1/l (Qwen2-0.5B at length 256: l·a_l from 0.97 to 1.25, Σ a_l = 4.1) and hops number about ln(layers). Under `alpha`
+    Σ_k P(k hops) ((M^k)_nj)². For the standard block the stream grows by about the same with each layer, so a_l falls
+    as 1/l (Qwen2-0.5B at length 256: l·a_l from 0.97 to 1.25, Σ a_l = 4.1), and hops number ln(layers). Under `alpha`
     the stream settles where what attention writes makes up for what the skip loses, and a_l = α(2-α) at the first
     position of a network without MLPs.
 

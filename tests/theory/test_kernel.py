@@ -314,8 +314,8 @@ def test_squares_stay_positive_over_sixty_decades():
 
 
 def test_profile_of_qwen2():
-    # Against numbers computed apart from this code, by a plain implementation that tabulates the MLP's expectations (and
-    # so is good to 1e-5), for the published sizes with uniform attention and no ε.
+    # Against numbers computed apart from this code, by a plain implementation that tabulates the MLP's expectations
+    # (and so is good to 1e-5), for the published sizes with uniform attention and no ε.
     config = dataclasses.replace(PRESETS["qwen2-0.5b"], norm_eps=1e-30)
     found = kernel.predict(config, 64, corrections=False).influence_L
     np.testing.assert_allclose(found[[0, 32, 62, 63]], [1693.589, 283.1703, 194.9646, 717.3419], rtol=1e-5)
