@@ -57,7 +57,8 @@ class Config:
                 raise ValueError(f"{name}={value!r}: must be a positive integer")
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+            # a comparison, which unlike math.isfinite takes an integer beyond float64; NaN fails it too
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
                 raise ValueError(f"{name}={value!r}: must be a positive number")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads}: must divide heads={self.heads}")
@@ -236,4 +237,6 @@ def _rope_theta(hf: dict, faults: list) -> float:
         return 1.0
     if any(theta != thetas[0] for theta in thetas):
         faults.append(f"rope_theta has several values: {', '.join(map(repr, thetas))}")
-    return float(thetas[0]) if isinstance(thetas[0], (int, float)) else thetas[0]
+    theta = thetas[0]
+    number = isinstance(theta, (int, float)) and not isinstance(theta, bool) and abs(theta) < 1e300
+    return float(theta) if number else theta  # what is no number Config refuses, as it was written

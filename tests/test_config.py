@@ -1,5 +1,6 @@
 """A Config is what config.json says or nothing: what does not fit together or is not implemented is refused."""
 
+import dataclasses
 import json
 import math
 
@@ -247,3 +248,10 @@ def test_what_the_family_decides():
     assert gpt2.residual_std == pytest.approx(0.02 / math.sqrt(24), rel=1e-15)
     assert (qwen2.residual_std, llama.residual_std) == (0.02, 1 / 24)
     assert len({*PRESETS.values()}) == len(PRESETS)  # hashable, and all different
+
+
+@pytest.mark.parametrize("name", ["norm_eps", "rope_theta", "init_std"])
+@pytest.mark.parametrize("value", [True, 10**400, float("nan"), float("inf"), 0, "1"])
+def test_what_is_no_positive_number_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}=.*: must be a positive number"):
+        dataclasses.replace(Config.preset("small"), **{name: value})
