@@ -98,10 +98,14 @@ def hermite_coefficients(f, odd: bool, variance_L, correlation: float = 1.0) -> 
     Raises:
       ValueError: a variance is out of range, or 1024 orders do not suffice.
     """
-    f_LQ = f(np.sqrt(_checked(variance_L))[:, None] * _NODES_Q)
-    second_L = f_LQ**2 @ _WEIGHTS_Q
-    f_LQ = f_LQ * _WEIGHTS_Q
-    previous, current = np.zeros_like(_NODES_Q), np.ones_like(_NODES_Q)
+    # The integrands are even, so nodes of ξ ≥ 0 do, with twice their weights.
+    half = len(_NODES_Q) // 2
+    nodes_Q, weights_Q = _NODES_Q[half:], 2 * _WEIGHTS_Q[half:]
+    weights_Q[0] /= 2
+    f_LQ = f(np.sqrt(_checked(variance_L))[:, None] * nodes_Q)
+    second_L = f_LQ**2 @ weights_Q
+    f_LQ *= weights_Q
+    previous, current = np.zeros_like(nodes_Q), np.ones_like(nodes_Q)
     captured_L, columns, missing = np.zeros_like(second_L), [], []
     for order in range(_MAX_ORDER):
         if order % 2 == odd:
@@ -111,7 +115,7 @@ def hermite_coefficients(f, odd: bool, variance_L, correlation: float = 1.0) -> 
             if missing[-1] * correlation ** (order + 2) <= _TAIL:
                 return np.stack(columns, axis=1), np.array(missing), second_L
         # √(k+1) h_{k+1} = ξ h_k - √k h_{k-1} for the orthonormal h_k = He_k/√k!
-        previous, current = current, (_NODES_Q * current - math.sqrt(order) * previous) / math.sqrt(order + 1)
+        previous, current = current, (nodes_Q * current - math.sqrt(order) * previous) / math.sqrt(order + 1)
     raise ValueError(
         f"variance={np.max(variance_L):.3g}: pairs of correlation {correlation:.6f} need more than {_MAX_ORDER} orders"
     )

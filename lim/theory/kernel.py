@@ -131,10 +131,11 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
     streams_LL, attention_NL, mlp_NL, final_L = _climb(config, layers, start_LL)
     adjoint_LL = np.zeros_like(start_LL)
     adjoint_LL[read, read] = _scale(final_L[read], layers[-1].norm, config) ** 2 if output == "hidden" else 1.0
+    mlp = _MLP(config, layers[-1], streams_LL.pop())
     for n in reversed(range(source, len(layers))):
-        adjoint_LL = _mlp_down(config, layers[n], streams_LL.pop(), adjoint_LL)
-        below_LL = _mlp_up(config, layers[n - 1], streams_LL[-1]) if n else start_LL
-        adjoint_LL = _attention_down(config, layers[n], below_LL, adjoint_LL)
+        adjoint_LL = mlp.down(adjoint_LL)
+        mlp = _MLP(config, layers[n - 1], streams_LL.pop()) if n else None
+        adjoint_LL = _Attention(config, layers[n], mlp.up() if mlp else start_LL).down(adjoint_LL)
     square_L = np.diag(adjoint_LL)
     if np.any(square_L < 0):
         raise _too_far("it predicts a negative square")
@@ -264,12 +265,12 @@ def _climb(config, layers, stream_LL):
     streams_LL, attention_NL, mlp_NL = [], [], []
     for layer in layers:
         attention_NL.append(_mean_square(stream_LL))
-        stream_LL = _attention_up(config, layer, stream_LL)
+        stream_LL = _Attention(config, layer, stream_LL).up()
         mlp_NL.append(_mean_square(stream_LL))
         if layer.uniform != 1 and _largest_correlation(stream_LL, mlp_NL[-1]) > 1 + 1e-9:
             raise _too_far("it predicts a correlation above 1")
         streams_LL.append(stream_LL)
-        stream_LL = _mlp_up(config, layer, stream_LL)
+        stream_LL = _MLP(config, layer, stream_LL).up()
     return streams_LL, np.array(attention_NL), np.array(mlp_NL), _mean_square(stream_LL)
 
 
@@ -284,40 +285,18 @@ def _mean_square(stream_LL):
 
 def _largest_correlation(stream_LL, q_L):
     root_L = np.sqrt(q_L)
-    return max(in_blocks(lambda rows: np.max(np.abs(stream_LL[rows]) / (root_L[rows, None] * root_L)), len(q_L)))
-
-
-def _attention_up(config, layer, stream_LL):
-    if layer.branch == 0:
-        return layer.skip**2 * stream_LL
-    return _Attention(config, layer, stream_LL).up(stream_LL)
-
-
-def _mlp_up(config, layer, stream_LL):
-    if layer.mlp_branch == 0:
-        return layer.mlp_skip**2 * stream_LL
-    return _MLP(config, layer, stream_LL).up(stream_LL)
-
-
-def _attention_down(config, layer, stream_LL, adjoint_LL):
-    if layer.branch == 0:
-        return layer.skip**2 * adjoint_LL
-    return _Attention(config, layer, stream_LL).down(adjoint_LL)
-
-
-def _mlp_down(config, layer, stream_LL, adjoint_LL):
-    if layer.mlp_branch == 0:
-        return layer.mlp_skip**2 * adjoint_LL
-    return _MLP(config, layer, stream_LL).down(adjoint_LL)
+    return max(in_blocks(lambda rows: np.max(stream_LL[rows] / (root_L[rows, None] * root_L)), len(q_L)))
 
 
 class _MLP:
-    """One MLP at the stream it reads: activations are u/2 + even(u), their slopes ½ + odd(u)."""
+    """One MLP sub-block at the stream it reads: activations are u/2 + even(u), their slopes ½ + odd(u)."""
 
     def __init__(self, config, layer, stream_LL):
-        self.skip, self.length = layer.mlp_skip, len(stream_LL)
-        self.gain = layer.mlp_branch**2 * config.inner * config.residual_std**2
-        self.preactivation = _preactivation(config)
+        self.stream_LL, self.length = stream_LL, len(stream_LL)
+        self.skip, self.branch = layer.mlp_skip**2, layer.mlp_branch**2
+        if not self.branch:
+            return
+        self.gain, self.preactivation = self.branch * config.inner * config.residual_std**2, _preactivation(config)
         self.gated = config.family != "gpt2"
         self.act = gaussian.SILU if self.gated else gaussian.GELU
         q_L = np.diag(stream_LL)
@@ -330,31 +309,46 @@ class _MLP:
             )
         root_L, self.deviation_L = np.sqrt(q_L), np.sqrt(self.variance_L)
         self.correlation_LL = matrix(lambda rows: stream_LL[rows] / (root_L[rows, None] * root_L), self.length)
-        even_LL = gaussian.pair_mean(self.act.even, False, self.variance_L, self.correlation_LL)
-        self.values_LL = matrix(lambda rows: self._covariance(rows) / 4 + even_LL[rows], self.length)
+        self.even_LL = gaussian.pair_mean(self.act.even, False, self.variance_L, self.correlation_LL)
 
     def _covariance(self, rows):
         return self.correlation_LL[rows] * (self.deviation_L[rows, None] * self.deviation_L)
 
-    def up(self, stream_LL):
+    def up(self):
         """skip² C + branch² A."""
+        if not self.branch:
+            return self.skip * self.stream_LL
 
         def rows_of(rows):
-            a_RL = self.values_LL[rows] * self._covariance(rows) if self.gated else self.values_LL[rows]
-            return self.skip**2 * stream_LL[rows] + self.gain * a_RL
+            covariance_RL = self._covariance(rows)
+            a_RL = covariance_RL / 4
+            a_RL += self.even_LL[rows]
+            if self.gated:
+                a_RL *= covariance_RL
+            a_RL *= self.gain
+            a_RL += self.skip * self.stream_LL[rows]
+            return a_RL
 
         return matrix(rows_of, self.length)
 
     def down(self, adjoint_LL):
         """skip² Γ + branch² P(B∘Γ)P."""
+        if not self.branch:
+            return self.skip * adjoint_LL
         odd_LL = gaussian.pair_mean(self.act.odd, True, self.variance_L, self.correlation_LL)
 
         def rows_of(rows):
             slopes_RL = 0.25 + odd_LL[rows]
             if self.gated:
-                slopes_RL = self._covariance(rows) * slopes_RL + self.values_LL[rows]
-            slopes_RL *= self.gain * self.preactivation * (self.p_L[rows, None] * self.p_L)
-            return (self.skip**2 + slopes_RL) * adjoint_LL[rows]
+                covariance_RL = self._covariance(rows)
+                slopes_RL += 0.25  # with the ¼ of E[silu silu'] = covariance/4 + even
+                slopes_RL *= covariance_RL
+                slopes_RL += self.even_LL[rows]
+            slopes_RL *= self.gain * self.preactivation * self.p_L[rows, None]
+            slopes_RL *= self.p_L
+            slopes_RL += self.skip
+            slopes_RL *= adjoint_LL[rows]
+            return slopes_RL
 
         return matrix(rows_of, self.length)
 
@@ -366,8 +360,10 @@ class _Attention:
     """
 
     def __init__(self, config, layer, stream_LL):
-        self.layer, self.length, self.width = layer, len(stream_LL), config.width
-        self.gain = layer.branch**2 * _attention_gain(config)
+        self.layer, self.stream_LL, self.length, self.width = layer, stream_LL, len(stream_LL), config.width
+        self.skip, self.gain = layer.skip**2, layer.branch**2 * _attention_gain(config)
+        if not self.gain:
+            return
         self.mask = Mask(self.length, layer.causal)
         p_L = self.p_L = _scale(np.diag(stream_LL), layer.norm, config)
         self.k_LL = matrix(lambda rows: stream_LL[rows] * (p_L[rows, None] * p_L), self.length)
@@ -383,21 +379,27 @@ class _Attention:
         self.t_lean_LL, self.logit_m_LL, self.logit_b_LL = self._logits()
         self.level_L = np.diag(self.logit_b_LL) - self.mask.average_along(self.kappa_L) / 2
 
-    def up(self, stream_LL):
+    def up(self):
         """skip² C + branch² g (b + z(K∘T + S + Sᵀ))."""
-        skip = self.layer.skip**2
+        if not self.gain:
+            return self.skip * self.stream_LL
         if self.uniform:
-            return matrix(lambda rows: skip * stream_LL[rows] + self.gain * self.b_LL[rows], self.length)
+            return matrix(lambda rows: self.skip * self.stream_LL[rows] + self.gain * self.b_LL[rows], self.length)
         lean_LL = self._shift_of_output()
 
         def add_t(rows):
             lean_LL[rows] += self.pair * self.k_LL[rows] * self.t_lean_LL[rows]
 
         def rows_of(rows):
-            a_RL = self.b_LL[rows] * (1 + self.pair * self.k_LL[rows] * self.logit_b_LL[rows])
+            a_RL = self.k_LL[rows] * self.logit_b_LL[rows]
+            a_RL *= self.pair
+            a_RL += 1
+            a_RL *= self.b_LL[rows]
             a_RL += lean_LL[rows]
             a_RL += lean_LL[:, rows].T
-            return skip * stream_LL[rows] + self.gain * a_RL
+            a_RL *= self.gain
+            a_RL += self.skip * self.stream_LL[rows]
+            return a_RL
 
         in_blocks(add_t, self.length)
         return matrix(rows_of, self.length)
@@ -407,24 +409,22 @@ class _Attention:
 
         Where entries fall by many decades (no skip) an antisymmetric error would outgrow the smallest squares.
         """
+        if not self.gain:
+            return self.skip * adjoint_LL
         lean_LL = self._uniform_down(adjoint_LL) if self.uniform else self._softmax_down(adjoint_LL)
 
         def rows_of(rows):
             a_RL = lean_LL[rows] + lean_LL[:, rows].T
             a_RL *= self.gain * (self.p_L[rows, None] * self.p_L)
-            return self.layer.skip**2 * adjoint_LL[rows] + a_RL
+            a_RL += self.skip * adjoint_LL[rows]
+            return a_RL
 
         return matrix(rows_of, self.length)
 
     def _averages(self, k_LL):
         """M K and M K Mᵀ."""
-        m_LL, b_LL = np.empty_like(k_LL), np.empty_like(k_LL)
-
-        def keep(rows, average_RL):
-            m_LL[rows], b_LL[rows] = average_RL, self.mask.average_along(average_RL)
-
-        self.mask.average_down(k_LL, keep)
-        return m_LL, b_LL
+        m_LL = self.mask.average_down(k_LL)
+        return m_LL, matrix(lambda rows: self.mask.average_along(m_LL[rows]), self.length, k_LL.dtype)
 
     def _turns(self):
         """RoPE's frequencies that turn: the share of each, φ_ij = e^{iθ(i-j)}, m^f, b^f."""
@@ -443,13 +443,12 @@ class _Attention:
             return squares_RL + (products_RL - squares_RL) ** 2 / (self.width * products_RL)  # by chance overlap
 
         def lean(squares_LL, m_LL):
-            out_LL = np.empty_like(m_LL)
+            average_LL = self.mask.average_down(squares_LL)
 
-            def keep(rows, average_RL):
-                out_LL[rows] = self.mask.average_along(average_RL / 2 - m_LL[rows] * self.m_LL[rows])
+            def rows_of(rows):
+                return self.mask.average_along(average_LL[rows] / 2 - m_LL[rows] * self.m_LL[rows])
 
-            self.mask.average_down(squares_LL, keep)
-            return out_LL
+            return matrix(rows_of, self.length, m_LL.dtype)
 
         squares_LL = matrix(squares, self.length)
         sums = lean(squares_LL, self.m_LL), self.m_LL, self.b_LL
@@ -468,35 +467,32 @@ class _Attention:
         w *= self.mask.block(rows, columns)
         return w
 
-    def _bands(self):
-        """Bands of positions for the two products of L×L matrices: the band, what it admits, what admits it."""
-        causal = self.layer.causal == 1
-        for start in range(0, self.length, BAND):
-            band = slice(start, min(start + BAND, self.length))
-            yield band, slice(0, band.stop if causal else None), slice(band.start if causal else 0, None)
-
     def _shift_of_output(self):
-        """z S = z (M∘w) mᵀ."""
+        """z S = z (M∘w) mᵀ, where a causal mask leaves out the columns beyond the rows."""
         s_LL = np.empty_like(self.m_LL)
-        for band, admitted, _ in self._bands():
+
+        def work(band):
+            admitted = slice(0, band.stop if self.layer.causal == 1 else None)
             np.matmul(self._weighted_shift(band, admitted), self.m_LL[:, admitted].T, out=s_LL[band])
+
+        in_blocks(work, self.length, BAND)
         return s_LL
 
     def _shift_of_input(self, spread_LL):
         """z V = z (M∘w)ᵀ ΓM, from ΓM."""
         v_LL = np.empty_like(self.m_LL)
-        for band, _, admitting in self._bands():
+
+        def work(band):
+            admitting = slice(band.start if self.layer.causal == 1 else 0, None)
             np.matmul(self._weighted_shift(admitting, band).T, spread_LL[admitting], out=v_LL[band])
+
+        in_blocks(work, self.length, BAND)
         return v_LL
 
     def _uniform_down(self, adjoint_LL):
         """½MᵀΓM."""
-        lean_LL = np.empty_like(adjoint_LL)
-
-        def keep(rows, sums_RL):
-            np.divide(sums_RL, 2, out=lean_LL[rows])
-
-        self.mask.spread_down(matrix(lambda rows: self.mask.spread_along(adjoint_LL[rows]), self.length), keep)
+        lean_LL = matrix(lambda rows: self.mask.spread_along(adjoint_LL[rows]) / 2, self.length)
+        self.mask.spread_down(lean_LL[None])
         return lean_LL
 
     def _softmax_down(self, adjoint_LL):
@@ -512,15 +508,22 @@ class _Attention:
         in_blocks(along, self.length)
         lean_LL = self._shift_of_input(stack_SLL[0])
 
-        def keep(rows, sums_SRL):
-            values_RL, first_RL, rest_RL = sums_SRL
-            first_RL *= self.k_LL[rows]
-            lean_LL[rows] += values_RL / 2
-            lean_LL[rows] += self.pair * still * (1 + score) * (first_RL / 2 + rest_RL)
-            half_t_RL = self.t_lean_LL[rows] + self.b_LL[rows] * self.logit_b_LL[rows] / 2
-            lean_LL[rows] += self.pair * score * adjoint_LL[rows] * half_t_RL
+        self.mask.spread_down(stack_SLL)
 
-        self.mask.spread_down(stack_SLL, keep)
+        def add(rows):
+            values_RL, first_RL, rest_RL = stack_SLL[:, rows]
+            r_RL = first_RL * self.k_LL[rows] / 2
+            r_RL += rest_RL
+            r_RL *= self.pair * still * (1 + score)
+            t_RL = self.b_LL[rows] * self.logit_b_LL[rows] / 2
+            t_RL += self.t_lean_LL[rows]
+            t_RL *= adjoint_LL[rows]
+            t_RL *= self.pair * score
+            r_RL += t_RL
+            r_RL += values_RL / 2
+            lean_LL[rows] += r_RL
+
+        in_blocks(add, self.length)
         if still != 1:
             self._add_turned(adjoint_LL, lean_LL)
         return lean_LL
@@ -537,14 +540,11 @@ class _Attention:
             x_LL = adjoint_LL * self.k_LL * phase_LL
             fluctuation = self._pulled_along(x_LL, m_LL, b_LL)
             keys = self._pulled_along(x_LL, self.m_LL, self.b_LL)
-
-            def keep(rows, sums_SRL):
-                first_RL, fluctuation_RL, keys_RL = sums_SRL
-                back_RL = phase_LL[rows].conj()
-                first_RL = (1 + score) / 2 * first_RL * self.k_LL[rows] * back_RL
-                lean_LL[rows] += self.pair * share * (first_RL + fluctuation_RL + score * keys_RL * back_RL).real
-
-            self.mask.spread_down(np.stack([*fluctuation, keys[1]]), keep)
+            stack_SLL = np.stack([*fluctuation, keys[1]])
+            self.mask.spread_down(stack_SLL)
+            first_LL, fluctuation_LL, keys_LL = stack_SLL
+            first_LL *= (1 + score) / 2 * self.k_LL * phase_LL.conj()
+            lean_LL += self.pair * share * (first_LL + fluctuation_LL + score * keys_LL * phase_LL.conj()).real
 
 
 # ---- finite width, and strengths ----
