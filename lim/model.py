@@ -12,8 +12,9 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from lim.attention import attend
+from lim.attention import KEPT, attend
 from lim.config import Config
 from lim.switches import Switches
 
@@ -57,13 +58,6 @@ class Attention(nnx.Module):
         self.value = _linear(width, config.kv_heads * head_dim, std, bias, rngs)
         self.out = _linear(config.heads * head_dim, width, config.residual_std, config.family == "gpt2", rngs)
 
-    def __call__(self, h_LD, switches: Switches, rows_Q=None):
-        """What attention writes to the stream, from the normed stream: at the rows `rows_Q`, [Q, D], or at all, [L, D]."""
-        q_QKGE, k_LKE, v_LKE = self.queries_keys_values(h_LD, switches, rows_Q)
-        positions_Q = jnp.arange(len(h_LD)) if rows_Q is None else rows_Q
-        mixed_QKGE = attend(q_QKGE, k_LKE, v_LKE, positions_Q, **attention_switches(switches))
-        return self.out(mixed_QKGE.reshape(len(positions_Q), -1))
-
     def queries_keys_values(self, h_LD, switches: Switches, rows_Q=None):
         """Queries of some rows or all, [Q, K, G, E], and keys and values of all, [L, K, E], rotated where RoPE is on."""
         c, positions_L = self.config, jnp.arange(len(h_LD))
@@ -88,6 +82,24 @@ def attention_switches(switches):
     return dict(causal=switches.causal, uniform=switches.uniform_attention, score_path=switches.score_path)
 
 
+def _swiglu(gate, up):
+    return jax.nn.silu(gate) * up
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _elementwise(f, *x):
+    """f(*x) whose slopes are found once, going forward: a pullback multiplies by them and evaluates nothing again."""
+    return f(*x)
+
+
+def _elementwise_forward(f, *x):
+    y, pullback = jax.vjp(f, *x)
+    return y, checkpoint_name(pullback(jnp.ones_like(y)), KEPT)
+
+
+_elementwise.defvjp(_elementwise_forward, lambda f, slopes, ct: tuple(ct * slope for slope in slopes))
+
+
 class MLP(nnx.Module):
     """SwiGLU, down(silu(gate(h))·up(h)), or for gpt2 down(gelu(up(h))) with the tanh form of GELU."""
 
@@ -100,10 +112,9 @@ class MLP(nnx.Module):
         self.down = _linear(config.inner, config.width, config.residual_std, bias, rngs)
 
     def __call__(self, h_LD):
-        up_LF = self.up(h_LD)
         if self.gated:
-            return self.down(jax.nn.silu(self.gate(h_LD)) * up_LF)
-        return self.down(jax.nn.gelu(up_LF, approximate=True))
+            return self.down(_elementwise(_swiglu, self.gate(h_LD), self.up(h_LD)))
+        return self.down(_elementwise(jax.nn.gelu, self.up(h_LD)))
 
 
 class Block(nnx.Module):
@@ -117,10 +128,10 @@ class Block(nnx.Module):
 
     def __call__(self, x_LD, switches: Switches, rows_Q=None):
         """The stream after the block, [L, D], or only its rows `rows_Q`, [Q, D]."""
-        # None rather than every row: a gather's pullback is a scatter, which is slow
-        x_QD = x_LD if rows_Q is None else x_LD[rows_Q]
-        h_LD = self.attention_input(x_LD, switches)
-        x_QD = _join(x_QD, self.attention(h_LD, switches, rows_Q), switches)
+        x_QD = x_LD if rows_Q is None else x_LD[rows_Q]  # not a gather of every row: its pullback is a scatter, which is slow
+        q_QKGE, k_LKE, v_LKE = self.attention.queries_keys_values(self.attention_input(x_LD, switches), switches, rows_Q)
+        mixed_QKGE = attend(q_QKGE, k_LKE, v_LKE, rows_Q, **attention_switches(switches))
+        x_QD = checkpoint_name(_join(x_QD, self.attention.out(mixed_QKGE.reshape(len(x_QD), -1)), switches), KEPT)
         h_QD = _blend(switches.norm, self.mlp_norm(x_QD), x_QD)
         return _blend(switches.mlp, _join(x_QD, self.mlp(h_QD), switches), x_QD)
 
@@ -196,8 +207,17 @@ class Decoder(nnx.Module):
     def stream(self, x_LD, switches: Switches = Switches(), start: int = 0, stop: int | None = None):
         """The stream after blocks start..stop-1, [L, D], from the stream that enters block `start`."""
         start, stop, _ = slice(start, stop).indices(self.config.layers)
-        layers = jax.tree.map(lambda v: v[start:stop], (self.blocks, self._per_layer(switches)))
-        return jax.lax.scan(lambda x_LD, layer: (layer[0](x_LD, layer[1]), None), x_LD, layers)[0]
+        layers = self.blocks, self._per_layer(switches)
+        if stop - start == self.config.layers:
+            return jax.lax.scan(lambda x_LD, layer: (layer[0](x_LD, layer[1]), None), x_LD, layers)[0]
+
+        # A slice of the stack would copy the weights, as would keeping for the pullback what each step takes from it.
+        @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(KEPT), prevent_cse=False)
+        def step(x_LD, n):
+            block, own = jax.tree.map(lambda v: v[n], layers)
+            return block(x_LD, own), None
+
+        return jax.lax.scan(step, x_LD, jnp.arange(start, stop))[0]
 
     def read(self, x_LD, switches: Switches = Switches(), position=-1, start: int = 0):
         """The last block's output at one position, [D]: as `stream(...)[position]`, without the last block's other rows."""
