@@ -82,9 +82,19 @@ BAD_MEASURE = [
     ("--rope=on,off", "--rope=on,off: 'on,off': allowed are"),
     ("--source=-1", "--source=-1: '-1': allowed are integers of at least 0"),
 ]
+BAD_BENCH = [
+    ("--models=gpt9", "model='gpt9': allowed are small"),
+    ("--models=small,small", "small stands twice"),
+    ("--lengths=1", "--lengths=1: '1': allowed are integers of at least 2"),
+    ("--probes=1", "--probes=1: '1': allowed are integers of at least 2"),
+    ("--repeats=0", "--repeats=0: '0': allowed are integers of at least 1"),
+    ("--device=npu", "--device=npu"),
+    ("--contender=tensorflow", "--contender=tensorflow"),
+    ("--out=file/below", "--out=file/below: cannot be written"),
+]
 
 
-@pytest.mark.parametrize("name, cases", [("ablate", BAD_ABLATE), ("measure", BAD_MEASURE)], ids=["ablate", "measure"])
+@pytest.mark.parametrize("name, cases", [("ablate", BAD_ABLATE), ("measure", BAD_MEASURE), ("bench", BAD_BENCH)], ids=lambda v: v if isinstance(v, str) else "")
 def test_bad_input_is_one_line_and_status_2(name, cases, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "pickled").mkdir()
@@ -137,7 +147,14 @@ def test_measure_reads_text_and_compares(tmp_path):
     np.testing.assert_allclose(results["rollout"][1]["rollout_L"], expected.rollout_L, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ablate", "measure", "ladder"])
+def test_a_contender_of_the_bench_says_what_it_took(tmp_path):
+    ((code, out, err),) = run("bench", ["--contender=lim --models=small --layers=2 --lengths=8 --probes=2".split()], tmp_path)
+    assert code == 0, err
+    numbers = json.loads(out)
+    assert 0 < numbers["seconds"] < numbers["first"] and numbers["memory"] > 1e8 and numbers["rate"] > 1e8
+
+
+@pytest.mark.parametrize("name", ["ablate", "bench", "measure", "ladder"])
 def test_help_teaches_and_ends_well(name):
     done = subprocess.run([sys.executable, "-m", f"experiments.{name}", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and f"python -m experiments.{name}" in done.stdout and "--seed" in done.stdout
+    assert done.returncode == 0 and f"python -m experiments.{name}" in done.stdout and "--out" in done.stdout
