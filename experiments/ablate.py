@@ -259,7 +259,34 @@ def figures(cells, args):
     if len(cells) <= MOST_PANELS:
         yield "influence.png", profiles_figure(cells, args)
     else:
-        print(f"{len(cells)} configurations: too many for small multiples of each (at most {MOST_PANELS})")
+        print(f"\n{len(cells)} configurations: too many for small multiples of each (at most {MOST_PANELS})")
+    chosen = [axis for axis in (args.rows, args.cols) if axis] or several
+    if len(chosen) == 1:
+        yield "bundle.png", bundle(cells, *chosen)
+    elif len(chosen) == 2:
+        yield "valley.png", valley_map(cells, *chosen)
+
+
+def bundle(cells, axis):
+    """The profiles along one axis, the other axes at their first values."""
+    first = {name: text for name, text in cells[0].labels.items() if name != axis}
+    along = [cell for cell in cells if all(cell.labels[name] == text for name, text in first.items())]
+    profiles = {cell.labels[axis]: (profile.rms(cell.profiles_SL), cell.theory_L) for cell in along}
+    title = ", ".join(f"{name} {text}" for name, text in first.items())
+    return plot.bundle_figure(profiles, axis=axis, title=title, caption=cli.command())
+
+
+def valley_map(cells, rows, cols):
+    """Valley depth over two axes, a panel for each combination of the others."""
+    names = {axis: list(dict.fromkeys(cell.labels[axis] for cell in cells)) for axis in (rows, cols)}
+    panels = {}
+    for cell in cells:
+        title = ", ".join(f"{name} {text}" for name, text in cell.labels.items() if name not in (rows, cols))
+        values_RC = panels.setdefault(title, np.full((len(names[rows]), len(names[cols])), np.nan))
+        depth = profile.summarize_seeds(cell.profiles_SL).valley_depth
+        values_RC[names[rows].index(cell.labels[rows]), names[cols].index(cell.labels[cols])] = depth
+    return plot.heat_figure(panels, rows=rows, cols=cols, row_names=names[rows], col_names=names[cols],
+                            label="valley depth: lower end / lowest", caption=cli.command())  # fmt: skip
 
 
 def profiles_figure(cells, args):
