@@ -169,8 +169,9 @@ def main(args):
     status = store.status()
     done, failed = np.sum(status == "done"), np.sum(status == "failed")
     if done + failed < status.size:
-        print(f"{done} of {status.size} cells are done; other workers have the rest, or the same line takes it up. "
-              f"To draw then: python -m experiments.ablate --plot-only={folder}")  # fmt: skip
+        marks = lim.open(str(folder)).worker.values[status == "running"]
+        print(f"{done} of {status.size} cells are done, {len(marks)} in the hands of {', '.join(sorted(set(marks))) or 'nobody'}. "
+              f"The last worker draws; the same line goes on. To draw before: python -m experiments.ablate --plot-only={folder}")  # fmt: skip
     else:
         show(lim.open(str(folder)), args, folder)
     if failed:

@@ -120,17 +120,18 @@ class Store:
         """The status of every cell, [axes, seed]."""
         return np.asarray(self._arrays["status"][...], object)
 
-    def claim(self, cells, retry_failed=False) -> list:
+    def claim(self, cells, retry_failed=False, alone=False) -> list:
         """Marks cells as running, and returns those that are this process's now.
 
         Left out are those that another worker has done or has in hand: a running mark counts while its process lives, or
-        for an hour where that cannot be seen from here. Two workers that claim at the same instant may both get a
-        cell; both then write the same numbers.
+        for an hour where that cannot be seen from here; it does not where nobody else may run these cells (`alone`). Two
+        workers that claim at the same instant may both get a cell; both then write the same numbers.
         """
         status, worker, mine = self._arrays["status"], self._arrays["worker"], []
         for cell in cells:
             now = str(status[cell])
-            if now == "pending" or (now == "failed" and retry_failed) or (now == "running" and not _alive(str(worker[cell]))):
+            left_behind = now == "running" and (alone or not _alive(str(worker[cell])))
+            if now == "pending" or left_behind or (now == "failed" and retry_failed):
                 worker[cell] = _mark()
                 status[cell] = "running"
                 mine.append(cell)

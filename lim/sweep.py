@@ -183,8 +183,10 @@ def run(grid: Grid, store: Store, *, shard=(0, 1), batch=None, retry_failed=Fals
         if not todo:
             continue
         runner = _Runner(grid, configurations[0], len(todo), batch)
-        for start in range(0, len(todo), runner.size):
-            left = store.claim(todo[start : start + runner.size], retry_failed)
+        while todo:
+            batch_now, todo = todo[: runner.size], todo[runner.size :]
+            # a part of several is this worker's alone, so a mark in it is of its own earlier life
+            left = store.claim(batch_now, retry_failed, alone=shard[1] > 1)
             try:
                 began = time.monotonic()
                 results = runner([cells[cell] for cell in left]) if left else []
@@ -258,7 +260,8 @@ class _Runner:
         try:
             return self._measure(cells)
         except Exception as error:  # whatever a compiler or a device raises
-            if len(cells) > 1:
+            if self.size > 1:  # from now on one cell at a time: it may be memory, or one cell's own fault
+                self.size, self._side, self._per_device, self._compiled = 1, 1, 1, None
                 return [result for cell in cells for result in self([cell])]
             return [f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"]
 

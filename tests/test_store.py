@@ -97,6 +97,13 @@ def test_a_claim_takes_over_from_the_dead_only(tmp_path, status, host, pid, age,
     assert str(now.worker.values).startswith(f"{socket.gethostname()}/{os.getpid()} ") == free
 
 
+def test_who_is_alone_takes_over_from_anybody(tmp_path):
+    into = make(tmp_path)
+    into.write((0, 0, 0), "running", worker=f"elsewhere/1 {datetime.datetime.now(datetime.timezone.utc).isoformat()}")
+    into.write((0, 0, 1), "done")
+    assert into.claim([(0, 0, 0), (0, 0, 1)], alone=True) == [(0, 0, 0)]
+
+
 def test_failed_cells_are_claimed_when_asked_and_lose_their_error(tmp_path):
     into = make(tmp_path)
     into.write((0, 0, 0), "failed", error="why")
