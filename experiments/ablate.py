@@ -173,19 +173,21 @@ def main(args):
         print(f"{done} of {status.size} cells are done, {len(marks)} in the hands of {', '.join(sorted(set(marks))) or 'nobody'}. "
               f"The last worker draws; the same line goes on. To draw before: python -m experiments.ablate --plot-only={folder}")  # fmt: skip
     else:
-        show(lim.open(str(folder)), args, folder)
+        try:
+            show(lim.open(str(folder)), args, folder)
+        except OSError as error:
+            stopped(store, f"{folder} cannot be written: {error.strerror or error}", 1)
     if failed:
         sys.exit(3)
 
 
 def measure(grid, store, shard, args):
     """Runs what the store lacks, with a bar; says how to go on where that ends early."""
-    done = int(np.sum(store.status() == "done"))
-    total = len(range(shard[0], int(np.prod(grid.shape)), shard[1])) if shard[1] > 1 else int(np.prod(grid.shape))
-    bar = cli.progress(total=total, initial=done if shard[1] == 1 else 0, unit="cell")
+    which = dict(shard=shard, retry_failed=args.retry_failed)
+    lacking = sum(map(len, sweep.todo(grid, store, **which)))
     try:
-        with cli.interruptible(), bar:
-            for _ in sweep.run(grid, store, shard=shard, batch=args.batch, retry_failed=args.retry_failed):
+        with cli.interruptible(), cli.progress(total=lacking, unit="cell") as bar:
+            for _ in sweep.run(grid, store, batch=args.batch, **which):
                 bar.update()
     except KeyboardInterrupt:
         stopped(store, "interrupted", 130)

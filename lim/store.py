@@ -11,6 +11,7 @@ import os
 import socket
 import time
 
+import fsspec
 import numpy as np
 import psutil
 import xarray as xr
@@ -153,7 +154,7 @@ class Store:
         """
         for name, value in dict(values, error=error).items():
             array = self._arrays[name]
-            place = cell if "seed" in array.metadata.dimension_names else cell[:-1]
+            place = cell if "seed" in (array.metadata.dimension_names or ()) else cell[:-1]
             if array.ndim > len(place):
                 value = np.pad(np.asarray(value, np.float64), (0, array.shape[-1] - len(value)), constant_values=math.nan)
             array[place] = value
@@ -175,10 +176,9 @@ def compact(path, target):
 
 def remove(path):
     """Removes the store in a folder or below a URL, if there is one."""
-    try:
-        zarr.open_group(_inside(path), mode="r+").store.clear()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+    files, place = fsspec.url_to_fs(_inside(path))
+    if files.exists(place):
+        files.rm(place, recursive=True)
 
 
 def _inside(folder) -> str:

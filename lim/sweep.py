@@ -6,6 +6,7 @@ of devices or processes; cells that share their shapes share one compilation.
 Axes: B cell of a batch, L position.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -158,6 +159,23 @@ class Outcome:
     error: str = ""
 
 
+def todo(grid: Grid, store: Store, *, shard=(0, 1), retry_failed=False) -> list[dict]:
+    """The cells that the store lacks: for each shape cell → (configuration, index of its seed), a seed at a time.
+
+    Args:
+      grid, store: `grid.store(path)` makes the latter.
+      shard: (i, n) takes the i-th of n equal parts of each shape's cells.
+      retry_failed: failed cells are lacking, too.
+    """
+    status, shapes = store.status(), []
+    wanted = {"pending", "running", "failed"} if retry_failed else {"pending", "running"}
+    for _, configurations in itertools.groupby(sorted(grid.configurations, key=_shape), key=_shape):
+        configurations = list(configurations)
+        cells = [((*c.place, s), (c, s)) for s in range(len(grid.seeds)) for c in configurations]
+        shapes.append({cell: what for cell, what in cells[shard[0] :: shard[1]] if status[cell] in wanted})
+    return [cells for cells in shapes if cells]
+
+
 def run(grid: Grid, store: Store, *, shard=(0, 1), batch=None, retry_failed=False):
     """Runs what the store lacks; yields an `Outcome` for each cell once it is stored.
 
@@ -165,48 +183,42 @@ def run(grid: Grid, store: Store, *, shard=(0, 1), batch=None, retry_failed=Fals
     error, Ctrl-C, a closed generator), the batch in flight is dropped and its cells are pending again.
 
     Args:
-      grid, store: `grid.store(path)` makes the latter.
-      shard: (i, n) runs the i-th of n equal parts of each shape's cells.
+      grid, store, shard, retry_failed: as in `todo`.
       batch: cells in a batch, over all local devices; by default as many as take a second or so, within memory.
-      retry_failed: runs failed cells again.
 
     Raises:
       OSError: the store cannot be written; what is done stays done.
     """
-    status = store.status()
-    wanted = {"pending", "running", "failed"} if retry_failed else {"pending", "running"}
-    by_shape = itertools.groupby(sorted(grid.configurations, key=_shape_key), key=_shape_key)
-    for _, configurations in by_shape:
-        configurations = list(configurations)
-        cells = {(*c.place, s): (c, s) for s in range(len(grid.seeds)) for c in configurations}  # a seed at a time
-        todo = [cell for cell in list(cells)[shard[0] :: shard[1]] if status[cell] in wanted]
-        if not todo:
-            continue
-        runner = _Runner(grid, configurations[0], len(todo), batch)
-        while todo:
-            batch_now, todo = todo[: runner.size], todo[runner.size :]
+    for cells in todo(grid, store, shard=shard, retry_failed=retry_failed):
+        left = list(cells)
+        runner = _Runner(grid, cells[left[0]][0], len(left), batch)
+        while left:
+            now, left = left[: runner.size], left[runner.size :]
             # a part of several is this worker's alone, so a mark in it is of its own earlier life
-            left = store.claim(batch_now, retry_failed, alone=shard[1] > 1)
-            try:
-                began = time.monotonic()
-                results = runner([cells[cell] for cell in left]) if left else []
-                seconds = (time.monotonic() - began - runner.compiling) / max(len(left), 1)
-                for cell, result in zip(list(left), results):
-                    outcome, values = _verdict(cell, result, seconds)
-                    if cell[-1] == 0:
-                        values |= predict(grid, cells[cell][0])
-                    store.write(cell, outcome.status, error=outcome.error, **values)
-                    left.remove(cell)
-                    yield outcome
-            except BaseException:
-                try:
-                    store.release(left)
-                except OSError:
-                    pass  # the marks of a dead worker are taken over
-                raise
+            yield from _batch(grid, store, runner, cells, store.claim(now, retry_failed, alone=shard[1] > 1))
 
 
-def _shape_key(configuration):
+def _batch(grid, store, runner, cells, claimed):
+    """Runs and stores one batch."""
+    left = list(claimed)
+    try:
+        began = time.monotonic()
+        results = runner([cells[cell] for cell in claimed]) if claimed else []
+        seconds = (time.monotonic() - began - runner.compiling) / max(len(claimed), 1)
+        for cell, result in zip(claimed, results):
+            outcome, values = _verdict(cell, result, seconds)
+            if cell[-1] == 0:
+                values |= predict(grid, cells[cell][0])
+            store.write(cell, outcome.status, error=outcome.error, **values)
+            left.remove(cell)
+            yield outcome
+    except BaseException:
+        with contextlib.suppress(OSError):  # the marks of a dead worker are taken over
+            store.release(left)
+        raise
+
+
+def _shape(configuration):
     """What a compilation is for, in an order: small networks first."""
     c = configuration.config
     return c.layers, c.width, configuration.length, repr(c), configuration.probes or 0

@@ -63,7 +63,7 @@ def test_cells_are_what_influence_gives_alone(grid_run):
             assert np.isnan(cell.influence[c.length :]).all()
             summary = lim.summarize(cell.influence.values[: c.length])
             assert cell.metrics.sel(metric="primacy") == summary.primacy and cell.metrics.sel(metric="valley") == summary.valley
-            assert 0 < cell.metrics.sel(metric="seconds") < 60 and cell.status == "done"
+            assert cell.metrics.sel(metric="seconds") > 0 and cell.status == "done"
 
 
 def test_theory_stands_beside_each_configuration(grid_run):
