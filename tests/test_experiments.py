@@ -192,7 +192,8 @@ def test_shards_processes_and_devices_give_the_same_numbers(tmp_path):
         ds = lim.open(tmp_path / way).load()
         assert (ds.status == "done").all() and len({mark.split()[0] for mark in ds.worker.values.ravel()}) <= len(workers)
         for name in ("influence", "stderr", "theory", "operator"):
-            assert ds[name].equals(lim.open(tmp_path / "alone")[name]), (way, name)
+            # emulated devices have threads of their own, and sum in another order
+            np.testing.assert_allclose(ds[name], lim.open(tmp_path / "alone")[name], rtol=4e-6 if way == "devices" else 0, err_msg=f"{way} {name}")
 
 
 @pytest.mark.slow
