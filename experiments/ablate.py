@@ -160,7 +160,10 @@ def main(args):
         folder = cli.output_folder(args.out or f"runs/ablate/{cli.slug(words)}")
         if not args.resume:
             lim.store.remove(folder)
-        store = grid.store(folder, flags=cli.flag_values(args), provenance=cli.provenance())
+        try:
+            store = grid.store(folder, flags=cli.flag_values(args), provenance=cli.provenance())
+        except ValueError as error:
+            raise ValueError(f"--out={error}. Choose another, or --noresume to replace what is there") from None
         rows = max(c.length * default_chunk(c.config, c.length, c.config.width) for c in grid.configurations)
         lim.check_compiler(rows, grid.configurations[0].config.width)
     if store.attributes["provenance"]["versions"] != cli.provenance()["versions"]:

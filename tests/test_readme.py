@@ -24,10 +24,12 @@ def test_the_python_examples_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len(examples) == 2
+    printed = []
     for code in examples:
         exec(compile(code, "README.md", "exec"), {})
-    out, err = capsys.readouterr()
-    assert "influence_L" not in err and "nan" not in out.split("done")[-1].lower()
+        printed.append(capsys.readouterr())
+    assert re.search(r"done +11\n.*pending +1\n", printed[0].out, re.S) and "nan" not in printed[0].out.lower(), printed[0].out
+    assert "Summary(" in printed[1].out and not any(err for _, err in printed)
 
 
 def test_the_commands_name_experiments_and_flags_that_exist():
