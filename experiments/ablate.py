@@ -284,15 +284,15 @@ def bundle(cells, axis):
 
 def valley_map(cells, rows, cols):
     """Valley depth over two axes, a panel for each combination of the others."""
-    names = {axis: list(dict.fromkeys(cell.labels[axis] for cell in cells)) for axis in (rows, cols)}
-    panels = {}
+    names = {axis: list(dict.fromkeys(cell.labels[axis] for cell in cells)) for axis in cells[0].labels}
+    others, panels = [axis for axis in names if axis not in (rows, cols) and len(names[axis]) > 1], {}
     for cell in cells:
-        title = ", ".join(f"{name} {text}" for name, text in cell.labels.items() if name not in (rows, cols))
+        title = ", ".join(f"{axis} {cell.labels[axis]}" for axis in others)
         values_RC = panels.setdefault(title, np.full((len(names[rows]), len(names[cols])), np.nan))
         depth = profile.summarize_seeds(cell.profiles_SL).valley_depth
         values_RC[names[rows].index(cell.labels[rows]), names[cols].index(cell.labels[cols])] = depth
     return plot.heat_figure(panels, rows=rows, cols=cols, row_names=names[rows], col_names=names[cols],
-                            label="valley depth: lower end / lowest", caption=cli.command())  # fmt: skip
+                            label="valley depth: lower end / lowest position", caption=cli.command())  # fmt: skip
 
 
 def profiles_figure(cells, args):

@@ -631,7 +631,7 @@ def heat_figure(panels, *, rows, cols, row_names, col_names, label, caption="", 
     down = math.ceil(len(panels) / across)
     lines = _wrapped(caption, width - 0.2)
     with matplotlib.rc_context(STYLE | {"axes.spines.top": True, "axes.spines.right": True}):
-        height = down * (0.55 + max(0.32 * len(row_names), 0.6)) + 0.35 + CAPTION_LINE * len(lines)
+        height = down * (0.55 + max(0.32 * len(row_names), 0.6)) + 0.55 + CAPTION_LINE * len(lines)
         fig = Figure(figsize=(width, height), layout="constrained")
         axes = fig.subplots(down, across, squeeze=False)
         for ax in axes.flat[len(panels) :]:
@@ -642,14 +642,16 @@ def heat_figure(panels, *, rows, cols, row_names, col_names, label, caption="", 
             ax.set_xticks(range(len(col_names)), col_names)
             ax.set_yticks(range(len(row_names)), row_names)
             ax.tick_params(length=0)
-            ax.set_title(title, loc="left", fontsize=8, fontweight="bold")
+            ax.set_title(title, loc="left", fontsize=8)
             for (row, col), value in np.ndenumerate(values_RC):
                 dark = np.isfinite(value) and norm(value) < 0.6
                 ax.text(col, row, "–" if np.isnan(value) else _number(value, digits=2), ha="center", va="center", fontsize=7,
                         color="white" if dark else INK)  # fmt: skip
-        bar = fig.colorbar(image, ax=axes, label=label, fraction=0.05)
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar = fig.colorbar(image, ax=axes, fraction=0.05)
+        ticks = np.geomspace(norm.vmin, norm.vmax, 3)
+        bar.ax.yaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value, digits=2)))
+        fig.suptitle(label, x=0.01, ha="left", fontsize=9, fontweight="bold")
         if caption:
             fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
     return fig

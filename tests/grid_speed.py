@@ -37,9 +37,8 @@ def shared_against_alone(alone):
     """Cells a second with shared compilations, and with the compiled code thrown away before each cell."""
     lines, handler = [], logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("jax._src.dispatch")
-    logger.addHandler(handler)
-    logger.propagate = False
+    logger = logging.getLogger("jax")
+    logger.handlers, logger.propagate = [handler], False
     with jax.log_compiles(), tempfile.TemporaryDirectory() as scratch:
         into, began = grid().store(f"{scratch}/shared"), time.monotonic()
         cpu, count = time.process_time(), len(list(sweep.run(grid(), into)))
