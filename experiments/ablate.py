@@ -1,108 +1,103 @@
 """Switch parts of a decoder off and see what its influence profile makes of it, beside the theory's prediction.
 
     python -m experiments.ablate --rope=off --residual=0.5
-    python -m experiments.ablate --rope=on,off --residual=off,0.5,on --causal=on,off --seeds=4
-    python -m experiments.ablate --model=gpt2 --layers=2,6,12 --length=512 --probes=16
+    python -m experiments.ablate --rope=on,off --residual=off,0.5,on --causal=on,off --seeds=4 --rows=causal --cols=residual
+    python -m experiments.ablate --model=gpt2 --layers=2,6,12 --length=512 --probes=16 --out=gs://bucket/depth --shard=3/8
+    python -m experiments.ablate --plot-only=runs/ablate/rope=off_residual=0.5
 
-Every switch, and layers, width and length, takes a comma list, which makes an axis of the grid. Networks are at birth.
+Every switch, and model, tokens, layers, width and length, takes a comma list, which makes an axis of the grid. Networks
+are at birth. Results go to --out, by default runs/ablate/FLAGS: grid.zarr (every cell, for lim.open), summary.csv, and
+figures. A run that was stopped in whatever way goes on when the same line is given again. Exit status: 0, 2 for a bad
+value, 3 when cells failed, 1 when results cannot be written, 130 when interrupted.
 """
 
+import csv
 import dataclasses
-import itertools
+import sys
 
 import numpy as np
 from absl import flags
 
 import lim
 from experiments import cli
-from lim import plot, profile
+from lim import plot, profile, sweep, tokens
 from lim.influence import default_chunk
-from lim.theory import kernel, paper
+from lim.theory import paper
 
 SIZES = ("layers", "width", "length")
+GRID = ("model", "tokens", *SIZES, *cli.SWITCHES)  # axes, in the order of the tables
+DECIDE = (*GRID, "seeds", "output", "source", "probes", "exact", "seed")  # what the numbers depend on
+MOST_PANELS = 60
 
 
 def define_flags():
-    cli.define("model", cli.model, "small", f"one of {', '.join(lim.config.PRESETS)}, or a folder with a config.json")
+    cli.define_axis("model", cli.model, f"any of {', '.join(lim.config.PRESETS)}, or folders with a config.json; default small")
+    cli.define_axis("tokens", text, "random (drawn anew for each seed; the default), or UTF-8 text files, read as bytes")
     cli.define_switches()
     cli.define_axis("layers", cli.integer(1), "number of blocks")
     cli.define_axis("width", cli.integer(1), "width of the stream; heads and MLP keep their proportions")
     cli.define_axis("length", cli.integer(2), "number of tokens; default 256")
-    cli.define("seeds", cli.integer(1), 4, "how many seeds: each draws weights and tokens anew")
+    cli.define("seeds", cli.integer(1), 4, "how many seeds: each draws weights and random tokens anew")
     cli.define_measurement()
-    flags.DEFINE_enum("rows", None, [*cli.SWITCHES, *SIZES], "the axis along the rows of the figure")
-    flags.DEFINE_enum("cols", None, [*cli.SWITCHES, *SIZES], "the axis along its columns")
+    cli.define_workers()
+    flags.DEFINE_string("plot_only", None, "only draw, from the store in this folder or below this URL")
+    flags.DEFINE_enum("rows", None, GRID, "the axis along the rows of the figure")
+    flags.DEFINE_enum("cols", None, GRID, "the axis along its columns")
     flags.adopt_module_key_flags(cli)
 
 
-@dataclasses.dataclass
-class Cell:
-    """One cell of the grid and, once it has run, its results."""
-
-    labels: dict  # axis → the value as written
-    config: lim.Config
-    length: int
-    switches: lim.Switches
-    profiles_SL: np.ndarray | None = None
-    stderr_SL: np.ndarray | None = None
-    theory: kernel.KernelTheory | None = None
-    no_theory: str | None = None
-    paper_L: np.ndarray | None = None
+def text(name):
+    """Reader of an item of --tokens: what the file holds, or None for random."""
+    return None if name == "random" else tokens.read_text(name)
 
 
-def grid(args) -> list[Cell]:
-    """Every cell, checked against its model before anything runs.
+def read_grid(args) -> sweep.Grid:
+    """The grid that the flags ask for.
 
     Raises:
       ValueError: names the flag, its value and what is allowed.
     """
-    axes = {name: getattr(args, name) for name in (*SIZES, *cli.SWITCHES) if getattr(args, name) is not None}
-    cells = []
-    for combination in itertools.product(*axes.values()):
-        chosen = {name: item.value for name, item in zip(axes, combination)}
-        labels = {name: item.text for name, item in zip(axes, combination)}
-        length = chosen.pop("length", 256)
-        sizes = {name: chosen.pop(name) for name in ("layers", "width") if name in chosen}
-        config = cli.read_config(args.model).replace(**sizes)
-        if length > config.max_length:  # at birth a table of positions may be drawn at any length
-            config = config.replace(max_length=length)
-        switches = lim.Switches(**chosen)
-        switches.check(config)
-        if not args.source < config.layers:
-            raise ValueError(f"source={args.source}: allowed are 0 to {config.layers - 1}")
-        cli.probes_for(config, args)
-        cells.append(Cell(labels, config, length, switches))
+    axes = {name: {item.text: item.value for item in args[name].value} for name in GRID if args[name].value is not None}
+    if "model" in axes:
+        axes["model"] = {name: cli.read_config(name) for name in axes["model"]}
+    if "tokens" in axes:
+        axes["tokens"] = {name: words and tokens.encode(words, None, 256) for name, words in axes["tokens"].items()}
+    if args.exact and args.probes is not None:
+        raise ValueError("--exact, --probes: give one of them")
+    probes = None if args.exact else args.probes or (16 if args.exact is False else "auto")
+    return sweep.Grid(lim.Config.preset("small"), axes, tuple(range(args.seed, args.seed + args.seeds)), output=args.output,
+                      source=args.source, probes=probes)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Cell:
+    """One configuration of the grid and its results over the seeds that are done."""
+
+    labels: dict  # axis → the value as written
+    config: lim.Config
+    switches: lim.Switches
+    source: int
+    profiles_SL: np.ndarray
+    stderr_SL: np.ndarray
+    theory_L: np.ndarray | None
+    cv: float
+    no_theory: str
+    paper_L: np.ndarray
+
+
+def read_cells(ds, grid) -> list[Cell]:
+    """Every configuration of a dataset of which a seed is done."""
+    names = ("influence", "stderr", "theory", "theory_metrics", "theory_error", "operator", "status")
+    values, cells = {name: ds[name].values for name in names}, []
+    for c in grid.configurations:
+        done = values["status"][c.place] == "done"
+        if done.any() and values["status"][(*c.place, 0)] in ("done", "failed"):  # its first seed brings the predictions
+            own = {name: values[name][c.place][..., : c.length] for name in ("theory", "operator")}
+            error = str(values["theory_error"][c.place])
+            cells.append(Cell(c.labels, c.config, c.switches, grid.source, values["influence"][c.place][done, : c.length],
+                              values["stderr"][c.place][done, : c.length], None if error else own["theory"],
+                              values["theory_metrics"][c.place][sweep.THEORY_METRICS.index("cv")], error, own["operator"]))  # fmt: skip
     return cells
-
-
-def measure(cells, args):
-    """Fills in the cells: every seed of a shape shares its weights and one compilation over all its cells."""
-    with cli.progress(total=len(cells) * args.seeds, unit="profile") as bar:
-        for (config, length), group in itertools.groupby(cells, key=lambda cell: (cell.config, cell.length)):
-            group = list(group)
-            profiles, errors = ([[] for _ in group] for _ in range(2))
-            for seed in range(args.seed, args.seed + args.seeds):
-                decoder = lim.Decoder.at_birth(config, seed)
-                tokens_L = lim.random_tokens(config.vocab, length, seed)
-                for i, cell in enumerate(group):
-                    measured = lim.influence(decoder, tokens_L, cell.switches, output=args.output, source=args.source,
-                                             probes=cli.probes_for(config, args), seed=seed)  # fmt: skip
-                    profiles[i].append(measured.influence_L)
-                    errors[i].append(measured.stderr_L)
-                    bar.update()
-            for cell, profiles_SL, stderr_SL in zip(group, profiles, errors):
-                cell.profiles_SL, cell.stderr_SL = np.array(profiles_SL), np.array(stderr_SL)
-
-
-def predict(cells, args):
-    """Fills in what the theory says of each cell; where it has nothing to say, why."""
-    for cell in cli.progress(cells, unit="prediction"):
-        where = dict(source=args.source, read=-1)
-        cell.paper_L = paper.predict(cell.config, cell.length, cell.switches, **where)
-        try:
-            cell.theory = kernel.predict(cell.config, cell.length, cell.switches, output=args.output, **where)
-        except ValueError as error:
-            cell.no_theory = str(error)
 
 
 def standard_error(cell):
@@ -112,23 +107,23 @@ def standard_error(cell):
     return cell.stderr_SL[0]
 
 
-def predictions(cell, args):
+def predictions(cell):
     """(name, profile, whether it is in absolute units) of each prediction of a cell."""
-    if cell.theory is not None:
-        yield "kernel theory", cell.theory.finite_width_L, True
-        yield "kernel theory, scale fitted", cell.theory.finite_width_L, False
+    if cell.theory_L is not None:
+        yield "kernel theory", cell.theory_L, True
+        yield "kernel theory, scale fitted", cell.theory_L, False
     yield "paper, a implied", cell.paper_L, False
-    yield *fitted(cell, args), False
+    yield *fitted(cell), False
 
 
-def fitted(cell, args):
+def fitted(cell):
     """The paper's operator at its best constant strength: its name, and the profile in the measured one's units."""
     causal = 1.0 if cell.switches.causal is None else cell.switches.causal
-    strength, fitted_L = paper.fit(profile.rms(cell.profiles_SL), cell.config.layers - args.source, causal=causal)
+    strength, fitted_L = paper.fit(profile.rms(cell.profiles_SL), cell.config.layers - cell.source, causal=causal)
     return f"paper, a fitted: {strength:.3f}", fitted_L
 
 
-def report(cells, args):
+def report(cells):
     """The two tables: what was measured, and how far each prediction is from it."""
     axes = list(cells[0].labels) or ["model"]
     label = lambda cell: list(cell.labels.values()) or ["as published"]  # noqa: E731
@@ -139,7 +134,7 @@ def report(cells, args):
         measured.append([*label(cell), shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
                          cli.number(s.anchor, s.anchor_se), f"{s.valley + 1}", cli.number(s.middle_over_valley),
                          cli.number(s.last)])  # fmt: skip
-        for name, prediction_L, units in predictions(cell, args):
+        for name, prediction_L, units in predictions(cell):
             value, error = profile.jackknife(lambda p: profile.compare(p, prediction_L), cell.profiles_SL)
             names = ("spearman", *(f"{'' if units else 'shape_'}log_{which}" for which in ("median", "max")))
             predicted.append([*label(cell), name, *(cli.number(value[key], error[key]) for key in names)])
@@ -148,38 +143,168 @@ def report(cells, args):
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions\n"
           "(kernel theory: in absolute units, finite-width bias included, nothing fitted; the paper's operator has no units: scale fitted)")  # fmt: skip
     print(cli.table([*axes, "prediction", "Spearman", "median", "max"], predicted))
-    for reason in sorted({cell.no_theory for cell in cells} - {None}):
+    for reason in sorted({cell.no_theory for cell in cells} - {""}):
         print(f"no kernel theory: {reason}")
 
 
 def main(args):
+    if args.plot_only is not None:
+        with cli.refusing():
+            ds, folder = opened(args)
+        return show(ds, args, folder)
     with cli.refusing():
-        cells = grid(args)
-        folder = cli.output_folder(args.out)
-        for name in ("rows", "cols"):
-            if (axis := getattr(args, name)) is not None and axis not in cells[0].labels:
-                raise ValueError(f"--{name}={axis}: is not an axis of this grid: {', '.join(cells[0].labels) or 'it has none'}")
-        rows = max(cell.length * default_chunk(cell.config, cell.length, cell.config.width) for cell in cells)
-        lim.check_compiler(rows, cells[0].config.width)
-        provenance = cli.provenance()  # before the work, so that nothing can fail after it
-    measure(cells, args)
-    predict(cells, args)
-    report(cells, args)
-    cli.write_json(folder / "results.json", dict(provenance=provenance, **results(cells, args)))
-    draw(cells, args, folder / "influence.png")
-    print(f"\nwrote {folder / 'influence.png'} and {folder / 'results.json'}")
+        shard = cli.workers(args)
+        grid = read_grid(args)
+        check_axes(grid, args)
+        words = cli.given(args, DECIDE)
+        folder = cli.output_folder(args.out or f"runs/ablate/{cli.slug(words)}")
+        if not args.resume:
+            lim.store.remove(folder)
+        try:
+            store = grid.store(folder, flags=cli.flag_values(args), provenance=cli.provenance())
+        except ValueError as error:
+            raise ValueError(f"--out={error}. Choose another, or --noresume to replace what is there") from None
+        rows = max(c.length * default_chunk(c.config, c.length, c.config.width) for c in grid.configurations)
+        lim.check_compiler(rows, grid.configurations[0].config.width)
+    if store.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
+        print("note: this store was begun with other versions: " + str(store.attributes["provenance"]["versions"]), file=sys.stderr)
+    measure(grid, store, shard, args)
+    status = store.status()
+    done, failed = np.sum(status == "done"), np.sum(status == "failed")
+    if done + failed < status.size:
+        marks = lim.open(str(folder)).worker.values[status == "running"]
+        print(f"{done} of {status.size} cells are done, {len(marks)} in the hands of {', '.join(sorted(set(marks))) or 'nobody'}. "
+              f"The last worker draws; the same line goes on. To draw before: python -m experiments.ablate --plot-only={folder}")  # fmt: skip
+    else:
+        try:
+            show(lim.open(str(folder)), args, folder)
+        except OSError as error:
+            stopped(store, f"{folder} cannot be written: {error.strerror or error}", 1)
+    if failed:
+        sys.exit(3)
 
 
-def draw(cells, args, path):
-    """The figure: one cell large, several as small multiples."""
+def measure(grid, store, shard, args):
+    """Runs what the store lacks, with a bar; says how to go on where that ends early."""
+    which = dict(shard=shard, retry_failed=args.retry_failed)
+    lacking = sum(map(len, sweep.todo(grid, store, **which)))
+    try:
+        with cli.interruptible(), cli.progress(total=lacking, unit="cell") as bar:
+            for _ in sweep.run(grid, store, batch=args.batch, **which):
+                bar.update()
+    except KeyboardInterrupt:
+        stopped(store, "interrupted", 130)
+    except OSError as error:
+        stopped(store, f"{store.path} cannot be written: {error.strerror or error}", 1)
+
+
+def stopped(store, why, code):
+    """Ends an unfinished run: one line, an exit status."""
+    status = store.status()
+    print(f"{cli.command_name()}: {why}; {np.sum(status == 'done')} of {status.size} cells are done and kept, the same line goes on",
+          file=sys.stderr)  # fmt: skip
+    sys.exit(code)
+
+
+def opened(args):
+    """The dataset that --plot_only means, complete or not, and the folder to draw into."""
+    if also := cli.given(args, DECIDE):
+        raise ValueError(f"--plot_only={args.plot_only}: draws what the store holds; leave out --{', --'.join(also)}")
+    ds = lim.open(args.plot_only)
+    check_axes(sweep.Grid.from_spec(ds.attrs["grid"]), args)
+    return ds, cli.output_folder(args.out or args.plot_only)
+
+
+def check_axes(grid, args):
+    """Refuses --rows and --cols that the grid does not have."""
+    for name in ("rows", "cols"):
+        if (axis := getattr(args, name)) is not None and axis not in grid.axes:
+            raise ValueError(f"--{name}={axis}: is not an axis of this grid: {', '.join(grid.axes) or 'it has none'}")
+    if args.rows is not None and args.rows == args.cols:
+        raise ValueError(f"--rows={args.rows}, --cols={args.cols}: must be two axes")
+
+
+def show(ds, args, folder):
+    """Tables, summary.csv and figures of a dataset; the list of cells that failed."""
+    grid = sweep.Grid.from_spec(ds.attrs["grid"])
+    cells = read_cells(ds, grid)
+    written = []
+    if cells:
+        report(cells)
+        cli.put(folder, "summary.csv", lambda path: write_csv(cells, path))
+        written.append("summary.csv")
+        for name, figure in figures(cells, args):
+            cli.put(folder, name, lambda path: plot.save(figure, path))
+            written.append(name)
+    failed = np.argwhere(ds.status.values == "failed")
+    for *place, seed in failed:
+        labels = [f"{axis}={list(values)[i]}" for i, (axis, values) in zip(place, grid.axes.items())]
+        print(f"failed: {' '.join([*labels, f'seed={grid.seeds[seed]}'])}: {ds.error.values[(*place, seed)]}", file=sys.stderr)
+    if len(failed):
+        print(f"{len(failed)} of {ds.status.size} cells failed; --retry-failed runs them again", file=sys.stderr)
+    print(f"\nwrote {', '.join([*written, lim.store.NAME])} in {folder}")
+
+
+def write_csv(cells, path):
+    """One line per configuration: summary over seeds with standard errors, and the kernel theory's distance."""
+    lines = []
+    for cell in cells:
+        line = cell.labels | dict(seeds=len(cell.profiles_SL)) | dataclasses.asdict(profile.summarize_seeds(cell.profiles_SL))
+        names = ("ratio", "spearman", "log_median", "log_max")
+        theory = dict.fromkeys(names) if cell.theory_L is None else profile.compare(profile.rms(cell.profiles_SL), cell.theory_L)
+        lines.append(line | {f"theory_{name}": theory[name] for name in names})
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def figures(cells, args):
+    """(file, figure): the profiles, one large or all as small multiples; then along one axis, or over two."""
+    several = [axis for axis in cells[0].labels if len({cell.labels[axis] for cell in cells}) > 1]
+    if len(cells) <= MOST_PANELS:
+        yield "influence.png", profiles_figure(cells, args)
+    else:
+        print(f"\n{len(cells)} configurations: too many for small multiples of each (at most {MOST_PANELS})")
+    chosen = [axis for axis in (args.rows, args.cols) if axis] or several
+    if len(chosen) == 1:
+        yield "bundle.png", bundle(cells, *chosen)
+    elif len(chosen) == 2:
+        yield "valley.png", valley_map(cells, *chosen)
+
+
+def bundle(cells, axis):
+    """The profiles along one axis, the other axes at their first values."""
+    first = {name: text for name, text in cells[0].labels.items() if name != axis}
+    along = [cell for cell in cells if all(cell.labels[name] == text for name, text in first.items())]
+    profiles = {cell.labels[axis]: (profile.rms(cell.profiles_SL), cell.theory_L) for cell in along}
+    title = ", ".join(f"{name} {text}" for name, text in first.items())
+    return plot.bundle_figure(profiles, axis=axis, title=title, caption=cli.command())
+
+
+def valley_map(cells, rows, cols):
+    """Valley depth over two axes, a panel for each combination of the others."""
+    names = {axis: list(dict.fromkeys(cell.labels[axis] for cell in cells)) for axis in cells[0].labels}
+    others, panels = [axis for axis in names if axis not in (rows, cols) and len(names[axis]) > 1], {}
+    for cell in cells:
+        title = ", ".join(f"{axis} {cell.labels[axis]}" for axis in others)
+        values_RC = panels.setdefault(title, np.full((len(names[rows]), len(names[cols])), np.nan))
+        depth = profile.summarize_seeds(cell.profiles_SL).valley_depth
+        values_RC[names[rows].index(cell.labels[rows]), names[cols].index(cell.labels[cols])] = depth
+    return plot.heat_figure(panels, rows=rows, cols=cols, row_names=names[rows], col_names=names[cols],
+                            label="valley depth: lower end / lowest position", caption=cli.command())  # fmt: skip
+
+
+def profiles_figure(cells, args):
+    """One cell large, several as small multiples."""
     caption = cli.command()
     if len(cells) == 1:
         (cell,) = cells
         measured_L = profile.rms(cell.profiles_SL)
-        name, fitted_L = fitted(cell, args)
+        name, fitted_L = fitted(cell)
         curves = {name: fitted_L}
-        if cell.theory is not None:
-            curves = {"kernel theory (band: one seed's scatter)": (cell.theory.finite_width_L, cell.theory.cv / 2)} | curves
+        if cell.theory_L is not None:
+            curves = {"kernel theory (band: one seed's scatter)": (cell.theory_L, cell.cv / 2)} | curves
         title = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items()) or "as published"
         figure = plot.influence_figure(measured_L, stderr_L=standard_error(cell), curves=curves, title=title,
                                        summary=profile.summarize_seeds(cell.profiles_SL), caption=caption)  # fmt: skip
@@ -187,12 +312,12 @@ def draw(cells, args, path):
         panels = []
         for cell in cells:
             measured_L = profile.rms(cell.profiles_SL)
-            predicted_L = cell.paper_L * measured_L.mean() / cell.paper_L.mean() if cell.theory is None else cell.theory.finite_width_L
+            predicted_L = cell.paper_L * measured_L.mean() / cell.paper_L.mean() if cell.theory_L is None else cell.theory_L
             text = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items())
             panels.append(plot.Cell(text, measured_L, standard_error(cell), predicted_L, cell.labels, profile.summarize_seeds(cell.profiles_SL)))
         panels, rows, cols = arranged(panels, args.rows, args.cols)
         figure = plot.grid_figure(panels, rows=rows, cols=cols, caption=caption)
-    plot.save(figure, path)
+    return figure
 
 
 def arranged(panels, rows, cols):
@@ -205,20 +330,6 @@ def arranged(panels, rows, cols):
     name = ", ".join(joined)
     join = lambda panel: panel.coordinates | {name: ", ".join(panel.coordinates[axis] for axis in joined)}  # noqa: E731
     return [dataclasses.replace(panel, coordinates=join(panel)) for panel in panels], name, cols
-
-
-def results(cells, args):
-    """The flags and every cell, as results.json holds them."""
-    return dict(
-        flags=cli.flag_values(args),
-        cells=[
-            dict(labels=cell.labels, config=cell.config, length=cell.length,
-                 switches={k: v for k, v in dataclasses.asdict(cell.switches).items() if v is not None},
-                 influence=cell.profiles_SL, stderr=cell.stderr_SL, summary=profile.summarize_seeds(cell.profiles_SL),
-                 theory=cell.theory, no_theory=cell.no_theory, paper=cell.paper_L)
-            for cell in cells
-        ],
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

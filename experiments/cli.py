@@ -6,17 +6,22 @@ A bad value ends a command with one line and exit status 2 before any work; othe
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import pathlib
 import platform
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 
+import fsspec
 import jax
 import numpy as np
 from absl import app, flags, logging
@@ -155,7 +160,7 @@ def progress(iterable=None, **how):
     """A bar with time left; where nobody watches a terminal, a line a minute."""
     if sys.stderr.isatty():
         return tqdm(iterable, **how)
-    line = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left\n"
+    line = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left, {rate_fmt}\n"
     return tqdm(iterable, **how, mininterval=60, maxinterval=60, delay=60, bar_format=line, leave=False)
 
 
@@ -179,6 +184,7 @@ def flag_values(args):
 
 
 def _parse(argv):
+    argv = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]  # --plot-only, too
     given = [word.split("=")[0].lstrip("-") for word in argv[1:] if word.startswith("--")]
     try:
         for name in given:
@@ -226,7 +232,9 @@ def command():
 
 
 def output_folder(out):
-    """The folder for results, made and known to be writable."""
+    """The folder for results, made and known to be writable; a URL (gs://…) is left as text, for fsspec."""
+    if out is not None and "://" in out:
+        return out.rstrip("/")
     folder = pathlib.Path(out or pathlib.Path("runs") / command_name().removeprefix("experiments."))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -236,6 +244,99 @@ def output_folder(out):
     except OSError as error:
         raise ValueError(f"--out={folder}: cannot be written: {error.strerror}") from None
     return folder
+
+
+def put(folder, name, write):
+    """`write(path)` a file called `name` into a folder or below a URL, whole or not at all."""
+    if isinstance(folder, pathlib.Path):
+        partial = folder / f".{os.getpid()}.{name}"  # the suffix stays: figures go by it
+        try:
+            write(partial)
+            partial.replace(folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        write(local := pathlib.Path(scratch) / name)
+        files, path = fsspec.url_to_fs(f"{folder}/{name}")
+        files.put_file(str(local), path)
+
+
+def given(args, names):
+    """The flags among `names` that the command line gives: name → text."""
+    return {name: args[name].serialize().partition("=")[2] or str(args[name].value) for name in names if args[name].present}
+
+
+def slug(words):
+    """A name of a folder that says what these flags say: rope=off_residual=0.5."""
+    name = "_".join(f"{key}={text}" for key, text in words.items()) or "as-published"
+    name = re.sub(r"[^\w.,=+-]", "-", name)
+    return name if len(name) <= 100 else f"{name[:90]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def shard(text):
+    """Reader of --shard: the text itself, after seeing that it is i/n."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise ValueError(f"{text!r}: allowed is i/n with i from 0 to n-1, as in 0/8 to 7/8")
+    return text
+
+
+def define_workers():
+    """The flags of a grid's workers: how it goes on, and how it is split."""
+    flags.DEFINE_bool("resume", True, "go on where a store with the same flags left off; --noresume replaces it")
+    flags.DEFINE_bool("retry_failed", False, "run failed cells again")
+    define("batch", integer(1), None, "cells in a batch over all local devices; default about a second's work")
+    define("shard", shard, None, "i/n: run the i-th of n parts; independent workers over one store, as in a job array")
+    flags.DEFINE_bool("distributed", False, "split the cells over the processes of a TPU pod or of srun or mpirun")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where --distributed does not find out by itself")
+    define("processes", integer(1), None, "how many processes there are, with --coordinator")
+    define("process", integer(0), None, "which of them this one is, with --coordinator")
+
+
+def workers(args):
+    """(i, n): which part of the grid is this process's; joins the other processes where the flags ask for it.
+
+    Raises:
+      ValueError: names the flag, its value and what is allowed.
+    """
+    manual = dict(coordinator=args.coordinator, processes=args.processes, process=args.process)
+    lacking = [f"--{name}" for name, value in manual.items() if value is None]
+    if len(lacking) < 3 and not args.distributed:
+        raise ValueError(f"--{next(name for name, value in manual.items() if value is not None)}: is for --distributed")
+    if not args.resume and (args.shard or args.distributed):
+        raise ValueError("--noresume: replaces the store, which one of several workers must not do: remove it first")
+    if not args.distributed:
+        i, n = map(int, (args.shard or "0/1").split("/"))
+        return i, n
+    if args.shard:
+        raise ValueError("--shard, --distributed: give one of them")
+    if 0 < len(lacking) < 3:
+        raise ValueError(f"{', '.join(lacking)}: --coordinator, --processes and --process go together")
+    if not lacking and args.process >= args.processes:
+        raise ValueError(f"--process={args.process}: allowed are 0 to {args.processes - 1}")
+    if not lacking and not re.fullmatch(r"[^:]+:\d+", args.coordinator):
+        raise ValueError(f"--coordinator={args.coordinator}: allowed is HOST:PORT")
+    try:
+        # who is done waits for the others at the end: for days, since killing them is what the default of 5 minutes does
+        jax.distributed.initialize(args.coordinator, args.processes, args.process, heartbeat_timeout_seconds=600,
+                                   shutdown_timeout_seconds=30 * 86400)  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"--distributed: {error}") from None
+    return jax.process_index(), jax.process_count()
+
+
+@contextlib.contextmanager
+def interruptible():
+    """A polite kill (SIGTERM, as schedulers send it) ends the run as Ctrl-C does."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def provenance():

@@ -20,10 +20,11 @@ from lim.config import Config  # noqa: E402
 from lim.influence import Influence, influence  # noqa: E402
 from lim.model import Decoder  # noqa: E402
 from lim.profile import compare, jackknife, rms, summarize  # noqa: E402
+from lim.store import open  # noqa: E402, A004
 from lim.switches import Switches  # noqa: E402
 from lim.tokens import random_tokens  # noqa: E402
 
 __all__ = [
-    "Config", "Decoder", "Influence", "Switches", "check_compiler", "compare", "influence", "jackknife",
+    "Config", "Decoder", "Influence", "Switches", "check_compiler", "compare", "influence", "jackknife", "open",
     "random_tokens", "rms", "summarize", "theory",
 ]  # fmt: skip

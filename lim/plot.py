@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import matplotlib
 import numpy as np
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
@@ -564,4 +565,93 @@ def convergence_figure(
         ax.set_title(title, loc="left", fontsize=9, fontweight="bold")
         if caption:
             fig.supxlabel("\n".join(_wrapped(caption, width)), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
+    return fig
+
+
+# --- over axes of a grid ----------------------------------------------------------------------------------------------
+
+
+def bundle_figure(profiles, *, axis, title="", caption="", ylabel=INFLUENCE, decades=9, width=6.5) -> Figure:
+    """Profiles along one axis of a grid in one panel, coloured in the axis' order; predictions dashed in the same colour.
+
+    Args:
+      profiles: value of the axis → (measured_L, predicted_L or None), in order; lengths may differ.
+      axis: its name, for the legend.
+      title, caption, ylabel, decades, width: as in `influence_figure`.
+
+    Raises:
+      ValueError: there is no profile, or as `influence_figure`.
+    """
+    if not profiles:
+        raise ValueError("profiles: must hold at least one")
+    pairs = {}
+    for name, (measured_L, predicted_L) in profiles.items():
+        measured_L = profile.check_profile(measured_L, f"measured of {name!r}")
+        pairs[name] = measured_L, None if predicted_L is None else _check_curve(name, predicted_L, measured_L)[0]
+    heights = [values_L for pair in pairs.values() for values_L in pair if values_L is not None]
+    lengths = sorted({len(measured_L) for measured_L, _ in pairs.values()})
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, len(pairs)))
+    with matplotlib.rc_context(STYLE):
+        fig = Figure()
+        ax, left, right, height = fig.subplots(), 0.72, 0.2, max(0.5 * width, 2.0)
+        _position_axis(ax, max(lengths), width - left - right)
+        _height_axis(ax, _limits(heights, decades, room=0.05))
+        for color, (name, (measured_L, predicted_L)) in zip(colors, pairs.items()):
+            x_L = positions(len(measured_L))
+            ax.plot(x_L, measured_L, color=color, lw=1.3, label=f"{axis} = {name}", zorder=3, **_dots(x_L, seen=True))
+            if predicted_L is not None:
+                ax.plot(x_L, predicted_L, color=color, lw=1.0, ls=DASHES[0], zorder=4)
+        if any(predicted_L is not None for _, predicted_L in pairs.values()):
+            ax.plot([], [], color=SOFT, lw=1.0, ls=DASHES[0], label="predicted")
+        _lay_out(fig, np.array([[ax]]), width, height, left=left, right=right, title=title, caption=caption,
+                 lengths=lengths, ylabel=ylabel)  # fmt: skip
+    return fig
+
+
+def heat_figure(panels, *, rows, cols, row_names, col_names, label, caption="", width=6.5) -> Figure:
+    """One number per cell over two axes of a grid, on a logarithmic scale of colours, each written in its field.
+
+    Args:
+      panels: title → numbers [rows, cols], positive or infinite; NaN leaves a field empty.
+      rows, cols: names of the two axes.
+      row_names, col_names: their values.
+      label: what the number is.
+      caption, width: as in `influence_figure`.
+
+    Raises:
+      ValueError: there is no panel, or one has another shape.
+    """
+    panels = {title: np.asarray(values_RC, np.float64) for title, values_RC in panels.items()}
+    if not panels or any(values_RC.shape != (len(row_names), len(col_names)) for values_RC in panels.values()):
+        raise ValueError(f"panels: must be at least one, of {len(row_names)} rows and {len(col_names)} columns")
+    seen = np.concatenate([values_RC[np.isfinite(values_RC) & (values_RC > 0)] for values_RC in panels.values()])
+    low, high = (seen.min(), seen.max()) if len(seen) else (1.0, 1.0)
+    norm = LogNorm(low, max(high, 1.01 * low), clip=True)
+    across = min(len(panels), max(1, int(width // (0.9 + 0.45 * len(col_names)))))
+    down = math.ceil(len(panels) / across)
+    lines = _wrapped(caption, width - 0.2)
+    with matplotlib.rc_context(STYLE | {"axes.spines.top": True, "axes.spines.right": True}):
+        height = down * (0.55 + max(0.32 * len(row_names), 0.6)) + 0.55 + CAPTION_LINE * len(lines)
+        fig = Figure(figsize=(width, height), layout="constrained")
+        axes = fig.subplots(down, across, squeeze=False)
+        for ax in axes.flat[len(panels) :]:
+            ax.set_axis_off()
+        for ax, (title, values_RC) in zip(axes.flat, panels.items()):
+            image = ax.imshow(np.where(values_RC > 0, np.minimum(values_RC, norm.vmax), np.nan), norm=norm, cmap="viridis", aspect="auto")
+            ax.set(xlabel=cols, ylabel=rows)
+            ax.set_xticks(range(len(col_names)), col_names)
+            ax.set_yticks(range(len(row_names)), row_names)
+            ax.tick_params(length=0)
+            ax.set_title(title, loc="left", fontsize=8)
+            for (row, col), value in np.ndenumerate(values_RC):
+                dark = np.isfinite(value) and norm(value) < 0.6
+                ax.text(col, row, "–" if np.isnan(value) else _number(value, digits=2), ha="center", va="center", fontsize=7,
+                        color="white" if dark else INK)  # fmt: skip
+        bar = fig.colorbar(image, ax=axes, fraction=0.05)
+        ticks = np.geomspace(norm.vmin, norm.vmax, 3)
+        bar.ax.yaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value, digits=2)))
+        fig.suptitle(label, x=0.01, ha="left", fontsize=9, fontweight="bold")
+        if caption:
+            fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
     return fig

@@ -1,15 +1,21 @@
 """The command lines: bad input ends in one line and status 2 before any work; good input writes the library's numbers."""
 
+import csv
 import json
+import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+import zarr
 
 import lim
-from lim import rollout
+from lim import profile, rollout, sweep
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DRIVER = """
@@ -61,12 +67,33 @@ BAD_ABLATE = [
     ("--length=1", "--length=1: '1': allowed are integers of at least 2"),
     ("--seeds=0", "--seeds=0: '0': allowed are integers of at least 1"),
     ("--probes=1", "--probes=1: '1': allowed are integers of at least 2"),
-    ("--probes=129", "--probes=129: allowed are 2 to 128, the entries of hidden"),
+    ("--probes=129", "probes=129: allowed are 2 to 128, the entries of hidden"),
     ("--probes=4 --exact", "--exact, --probes: give one of them"),
     ("--source=6", "source=6: allowed are 0 to 5"),
     ("--output=gradient", "--output=gradient"),
     ("--out=file/below", "--out=file/below: cannot be written"),
     ("--rows=rope", "--rows=rope: is not an axis of this grid: it has none"),
+    ("--rope=on,off --layers=1,2 --rows=rope --cols=rope", "--rows=rope, --cols=rope: must be two axes"),
+    ("--model=small,gpt9", "--model=small,gpt9: model='gpt9': allowed are small, gpt2"),
+    ("--tokens=nowhere.txt", "--tokens=nowhere.txt: nowhere.txt: cannot be read"),
+    ("--tokens=file", "--tokens=file: file: holds no text"),
+    ("--tokens=short.txt", "length=256: the text has only 6 tokens"),
+    ("--shard=8/8", "--shard=8/8: '8/8': allowed is i/n with i from 0 to n-1, as in 0/8 to 7/8"),
+    ("--shard=1", "--shard=1: '1': allowed is i/n"),
+    ("--shard=0/2 --distributed", "--shard, --distributed: give one of them"),
+    ("--shard=0/2 --noresume", "--noresume: replaces the store, which one of several workers must not do"),
+    ("--distributed --coordinator=host:1", "--processes, --process: --coordinator, --processes and --process go together"),
+    ("--distributed --coordinator=host --processes=2 --process=0", "--coordinator=host: allowed is HOST:PORT"),
+    ("--distributed --coordinator=host:1 --processes=2 --process=2", "--process=2: allowed are 0 to 1"),
+    ("--processes=2", "--processes: is for --distributed"),
+    ("--batch=0", "--batch=0: '0': allowed are integers of at least 1"),
+    ("--resume=maybe", "--resume"),
+    ("--retry-failed=maybe", "--retry_failed"),
+    ("--plot-only=nowhere", "nowhere/grid.zarr: holds no grid of lim's"),
+    ("--plot-only=nowhere --rope=off", "--plot_only=nowhere: draws what the store holds; leave out --rope"),
+    ("--out=other", "--out=other: holds another grid: layers is 3 there, not given here; seeds is 7 there, 0,1,2,3 here"),
+    ("--out=newer", "newer/grid.zarr: was written by a newer lim (schema 99; this one reads up to 1)"),
+    ("--plot-only=newer", "newer/grid.zarr: was written by a newer lim (schema 99; this one reads up to 1)"),
     ("--rope=off --rope=on", "--rope stands twice"),
     ("--ropes=off", "Unknown command line flag 'ropes'"),
     ("rope=off", "'rope=off' is no flag"),
@@ -97,6 +124,11 @@ BAD_BENCH = [
 @pytest.mark.parametrize("name, cases", [("ablate", BAD_ABLATE), ("measure", BAD_MEASURE), ("bench", BAD_BENCH)], ids=lambda v: v if isinstance(v, str) else "")
 def test_bad_input_is_one_line_and_status_2(name, cases, tmp_path):
     (tmp_path / "file").touch()
+    (tmp_path / "short.txt").write_text("short\n")
+    small = lim.Config.preset("small")
+    sweep.Grid(small, {"layers": {"3": 3}}, (7,)).store(tmp_path / "other")
+    sweep.Grid(small, {}, (0,)).store(tmp_path / "newer")
+    zarr.open_group(tmp_path / "newer" / "grid.zarr", mode="r+").attrs["schema"] = 99
     (tmp_path / "pickled").mkdir()
     lim_config = dict(model_type="llama", num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8,
                       vocab_size=300, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=1e4)  # fmt: skip
@@ -112,21 +144,79 @@ TINY = "--layers=2 --width=32 --length=12 --seeds=3"
 
 
 def test_ablate_writes_the_librarys_numbers(tmp_path):
-    ((code, out, _),) = run("ablate", [f"{TINY} --rope=off --residual=on,0.5 --out=here".split()], tmp_path)
-    assert code == 0 and (tmp_path / "here" / "influence.png").stat().st_size > 10_000
-    results = json.loads((tmp_path / "here" / "results.json").read_text())
-    assert [cell["labels"] for cell in results["cells"]] == [dict(rope="off", residual=r, layers="2", width="32", length="12") for r in ("on", "0.5")]
-    assert results["flags"]["residual"] == "on,0.5" and results["flags"]["seeds"] == 3
-    assert results["provenance"]["command"] == f"python -m experiments.ablate {TINY} --rope=off --residual=on,0.5 --out=here"
+    line = f"{TINY} --rope=off --residual=on,0.5,1e30 --out=here".split()
+    again = [*line, "--retry-failed"]
+    runs = run("ablate", [line, line, again, ["--plot-only", "here", "--out=drawn", "--rows=residual"]], tmp_path)
+    (code, out, err), (code_again, out_again, err_again), (code_retry, *_), (code_drawn, out_drawn, err_drawn) = runs
+    # residual 1e30 overflows float32: its cells fail, the others do not
+    assert (code, code_again, code_retry, code_drawn) == (3, 3, 3, 0), (err, err_drawn)
+    for text in (err, err_again, err_drawn):
+        failed = [line for line in text.splitlines() if line.startswith("failed: ")]
+        assert [line.split("seed=")[1] for line in failed] == [f"{s}: influence is not finite at 12 of 12 positions" for s in range(3)]
+        assert all("residual=1e30" in line for line in failed) and "3 of 9 cells failed; --retry-failed runs them again" in text
+    assert out_again == out and out_drawn.splitlines()[:5] == out.splitlines()[:5]
+    for name in ("influence.png", "bundle.png"):
+        assert (tmp_path / "here" / name).stat().st_size > 10_000 and (tmp_path / "drawn" / name).stat().st_size > 10_000
+    ds = lim.open(tmp_path / "here").load()
+    assert ds.attrs["flags"]["residual"] == "on,0.5,1e30" and ds.attrs["flags"]["seeds"] == 3
+    assert ds.attrs["provenance"]["command"] == "python -m experiments.ablate " + " ".join(line)
     config = lim.Config.preset("small").replace(layers=2, width=32)
-    for cell, residual in zip(results["cells"], (1.0, 0.5)):
-        for seed, profile_L in enumerate(cell["influence"]):
+    rows = list(csv.DictReader((tmp_path / "here" / "summary.csv").open()))
+    assert [row["residual"] for row in rows] == ["on", "0.5"]
+    for row, residual in zip(rows, (1.0, 0.5)):
+        cells = ds.sel(rope="off", residual=row["residual"], layers=2, width=32, length=12)
+        for seed in range(3):
             expected = lim.influence(lim.Decoder.at_birth(config, seed), lim.random_tokens(config.vocab, 12, seed),
                                      lim.Switches(rope=0.0, residual=residual))  # fmt: skip
-            np.testing.assert_allclose(profile_L, expected.influence_L, rtol=1e-6)
+            np.testing.assert_allclose(cells.influence.sel(seed=seed), expected.influence_L, rtol=4e-6)
         theory = lim.theory.kernel.predict(config, 12, lim.Switches(rope=0.0, residual=residual))
-        np.testing.assert_allclose(cell["theory"]["influence_L"], theory.influence_L, rtol=1e-12)
-        assert f"{cell['summary']['primacy']:.0f}"[:2] in out
+        np.testing.assert_allclose(cells.theory, theory.finite_width_L, rtol=1e-12)
+        summary = profile.summarize_seeds(cells.influence.values)
+        assert float(row["primacy"]) == pytest.approx(summary.primacy) and float(row["primacy_se"]) == pytest.approx(summary.primacy_se)
+        assert float(row["theory_log_max"]) == pytest.approx(lim.compare(lim.rms(cells.influence.values), theory.finite_width_L)["log_max"])
+        assert f"{summary.primacy:.0f}"[:2] in out
+
+
+def start(words, cwd, **env):
+    return subprocess.Popen([sys.executable, "-m", "experiments.ablate", *words.split()], cwd=cwd, stdout=subprocess.PIPE, text=True,
+                            stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT), **env})  # fmt: skip
+
+
+WORKERS = "--layers=1,2 --width=16 --length=8 --rope=on,off --seeds=6"
+
+
+@pytest.mark.slow
+def test_shards_processes_and_devices_give_the_same_numbers(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    pod = f"--distributed --coordinator=localhost:{port} --processes=2"
+    ways = {"alone": [("", {})], "shards": [("--shard=0/2", {}), ("--shard=1/2", {})], "same": [("--batch=2", {}), ("--batch=2", {})],
+            "pod": [(f"{pod} --process=0", {}), (f"{pod} --process=1", {})],
+            "devices": [("", dict(XLA_FLAGS="--xla_force_host_platform_device_count=4"))]}  # fmt: skip
+    for way, workers in ways.items():
+        started = [start(f"{WORKERS} --out={way} {words}", tmp_path, **env) for words, env in workers]
+        ends = [(process.communicate(), process.returncode) for process in started]
+        assert all(code == 0 for _, code in ends), ends
+        assert sum("wrote summary.csv" in out for (out, _), _ in ends) >= 1, ends  # the last one draws
+        ds = lim.open(tmp_path / way).load()
+        assert (ds.status == "done").all() and len({mark.split()[0] for mark in ds.worker.values.ravel()}) <= len(workers)
+        for name in ("influence", "stderr", "theory", "operator"):
+            # emulated devices have threads of their own, and sum in another order
+            np.testing.assert_allclose(ds[name], lim.open(tmp_path / "alone")[name], rtol=4e-6 if way == "devices" else 0, err_msg=f"{way} {name}")
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    process = start("--layers=2 --width=32 --length=8 --seeds=500 --batch=1 --out=here", tmp_path)
+    while not any(path.is_file() for path in (tmp_path / "here" / "grid.zarr" / "influence" / "c").rglob("*")):
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    line = err.strip().splitlines()[-1]
+    assert process.returncode == 130 and "interrupted; " in line and line.endswith("of 500 cells are done and kept, the same line goes on")
+    assert set(np.unique(lim.open(tmp_path / "here").status)) <= {"done", "pending"}
 
 
 def test_measure_reads_text_and_compares(tmp_path):

@@ -440,3 +440,26 @@ def test_inputs_are_left_alone():
 def test_refusals_name_argument_and_value(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_bundle_draws_every_profile_and_its_prediction_in_one_colour():
+    profiles = {"2": (np.array([3.0, 1.0, 2.0]), np.array([3.0, 1.5, 2.0])), "6": (np.array([5.0, 1.0, 1.0, 4.0]), None)}
+    figure = plot.bundle_figure(profiles, axis="layers", caption="python -m x")
+    measured, predicted, other = figure.axes[0].lines[:3]
+    np.testing.assert_array_equal(measured.get_ydata(), [3, 1, 2])
+    np.testing.assert_array_equal(predicted.get_ydata(), [3, 1.5, 2])
+    np.testing.assert_array_equal(other.get_ydata(), [5, 1, 1, 4])
+    assert tuple(measured.get_color()) == tuple(predicted.get_color()) != tuple(other.get_color())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["layers = 2", "layers = 6", "predicted"]
+    with pytest.raises(ValueError, match="curve '2' has 2 positions: measured has 3"):
+        plot.bundle_figure({"2": (np.ones(3), np.ones(2))}, axis="layers")
+
+
+def test_heat_map_writes_each_number_in_its_field():
+    panels = {"rope on": [[1.0, 20.0], [np.nan, np.inf]], "rope off": [[2.0, 3.0], [4.0, 5.0]]}
+    figure = plot.heat_figure(panels, rows="layers", cols="residual", row_names=["2", "6"], col_names=["on", "off"], label="depth")
+    fields = {(ax.get_title(loc="left"), *text.get_position()): text.get_text() for ax in figure.axes[:2] for text in ax.texts}
+    assert fields["rope on", 1, 0] == "20" and fields["rope on", 0, 1] == "–" and fields["rope on", 1, 1] == "∞"
+    assert fields["rope off", 0, 1] == "4.0" and figure.axes[0].images[0].norm.vmin == 1 and figure.axes[0].images[0].norm.vmax == 20
+    with pytest.raises(ValueError, match="2 rows and 1 columns"):
+        plot.heat_figure(panels, rows="layers", cols="residual", row_names=["2", "6"], col_names=["on"], label="depth")

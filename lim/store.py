@@ -1,0 +1,242 @@
+"""The labelled dataset of a grid on disk: an xarray.Dataset in a zarr (v3) store that any process writes, cell by cell.
+
+A cell, one point of every axis and one seed, is one chunk of each array, and its status is written last: it is there
+whole or not at all, without a lock, whatever was killed when. A path is a folder or any URL that fsspec knows.
+"""
+
+import datetime
+import json
+import math
+import os
+import socket
+import time
+
+import fsspec
+import numpy as np
+import psutil
+import xarray as xr
+import zarr
+
+SCHEMA = 1  # goes up when an older lim would misread what a newer one writes
+NAME = "grid.zarr"  # of the store in a folder of results
+LEASE = 3600.0  # seconds after which a mark from another machine is taken for a dead worker's
+
+
+def open(path) -> xr.Dataset:
+    """The dataset of a grid, read lazily; it may be read while workers still write it.
+
+    Dimensions are the grid's axes as they were written (`ds.sel(rope="off", layers=6)`), `seed` and `position`. What the
+    words of a switch mean stands beside it as a number, as in `ds.residual_value`.
+
+      influence, stderr     [axes, seed, position]; NaN beyond a shorter text, and where a cell is not done.
+      metrics               [axes, seed, metric]: the summary numbers of `lim.summarize`, and seconds.
+      theory, operator      [axes, position]: kernel theory with its finite-width bias, in absolute units; the paper's
+                            averaging operator, of sum 1. There once the configuration's first seed is.
+      theory_metrics        [axes, theory_metric]: bias, cv and logit_variance of `lim.theory.kernel`.
+      theory_error          [axes]: why there is no kernel theory, or empty.
+      status, error, worker [axes, seed]: pending, running, done or failed; why it failed; who took it and when.
+
+    Args:
+      path: the folder of results, the store itself, or a URL of either (gs://bucket/run).
+
+    Raises:
+      ValueError: there is no store, or a newer lim wrote it.
+    """
+    path = _located(path)
+    _read_attributes(path)
+    ds = xr.open_zarr(path, consolidated=False, chunks=None)
+    texts = {name: ds[name].values.astype(object) for name in ds.coords if ds[name].dtype.kind not in "if"}
+    return ds.set_coords([name for name in ds if name.endswith("_value")]).assign_coords(texts)
+
+
+class Store:
+    """A grid's dataset for those who write it."""
+
+    def __init__(self, path, *, axes, seeds, length, metrics, theory_metrics, grid, attributes):
+        """Opens the store of this grid, and makes it where there is none or only part of one.
+
+        Several processes may do so at once, since all of them write the same bytes.
+
+        Args:
+          path: the folder that holds the store or will, or a URL.
+          axes: name → values of each dimension but the seed, text or integers; or (texts, numbers) where a text has a
+            number behind it, which is kept as NAME_value.
+          seeds: integers.
+          length: the longest text.
+          metrics, theory_metrics: names of the packed numbers of a cell and of a configuration.
+          grid: what decides the numbers, as JSON: a store that holds another is refused.
+          attributes: what else a reader should know, as JSON: flags, versions, device.
+
+        Raises:
+          ValueError: a store is there, but of another grid (the message shows the difference) or by a newer lim.
+        """
+        self.path = _inside(path)
+        grid = json.loads(json.dumps(grid))
+        try:
+            zarr.create_group(self.path, attributes=dict(schema=SCHEMA, grid=grid, **attributes))
+        except zarr.errors.ContainsGroupError:
+            pass
+        self.attributes = _read_attributes(self.path)
+        if self.attributes["grid"] != grid:
+            raise ValueError(f"{path}: holds another grid: {'; '.join(_differences(self.attributes['grid'], grid))}")
+        group, self._arrays = zarr.open_group(self.path, mode="r+", use_consolidated=False), {}
+
+        def coordinate(name, values, dim=None):
+            values = np.asarray(values)
+            dtype = str if values.dtype.kind == "U" else values.dtype
+            self._make(group, name, dtype, "" if dtype is str else 0, [(dim or name, len(values))], len(values))
+            self._arrays.pop(name)[:] = values.astype(object) if dtype is str else values
+
+        for name, values in axes.items():
+            texts, numbers = values if isinstance(values, tuple) else (values, None)
+            coordinate(name, texts)
+            if numbers is not None:
+                coordinate(f"{name}_value", np.asarray(numbers, np.float64), name)
+        for name, values in dict(seed=seeds, position=range(length), metric=metrics, theory_metric=theory_metrics).items():
+            coordinate(name, list(values))
+        places = [(name, len(values[0] if isinstance(values, tuple) else values)) for name, values in axes.items()]
+        position, seed = ("position", length), ("seed", len(seeds))
+        for name in ("theory", "operator"):
+            self._make(group, name, "f8", math.nan, [*places, position], length)
+        self._make(group, "theory_metrics", "f8", math.nan, [*places, ("theory_metric", len(theory_metrics))], len(theory_metrics))
+        self._make(group, "theory_error", str, "", places)
+        for name in ("influence", "stderr"):
+            self._make(group, name, "f8", math.nan, [*places, seed, position], length)
+        self._make(group, "metrics", "f8", math.nan, [*places, seed, ("metric", len(metrics))], len(metrics))
+        for name, fill in (("error", ""), ("worker", ""), ("status", "pending")):
+            self._make(group, name, str, fill, [*places, seed])
+
+    def _make(self, group, name, dtype, fill, dims, inner=None):
+        """One array, unless it is there: a chunk holds one cell, `inner` entries of the last dimension."""
+        shape = [size for _, size in dims]
+        chunks = [1] * len(shape) if inner is None else [1] * (len(shape) - 1) + [inner]
+        try:
+            group.create_array(name, shape=shape, chunks=chunks, dtype=dtype, fill_value=fill, compressors=None,
+                               dimension_names=[dim for dim, _ in dims])  # fmt: skip
+        except zarr.errors.ContainsArrayError:
+            pass
+        self._arrays[name] = group[name]
+
+    def status(self) -> np.ndarray:
+        """The status of every cell, [axes, seed]."""
+        return np.asarray(self._arrays["status"][...], object)
+
+    def claim(self, cells, retry_failed=False, alone=False) -> list:
+        """Marks cells as running, and returns those that are this process's now.
+
+        Left out are those that another worker has done or has in hand: a running mark counts while its process lives, or
+        for an hour where that cannot be seen from here; it does not where nobody else may run these cells (`alone`). Two
+        workers that claim at the same instant may both get a cell; both then write the same numbers.
+        """
+        status, worker, mine = self._arrays["status"], self._arrays["worker"], []
+        for cell in cells:
+            now = str(status[cell])
+            left_behind = now == "running" and (alone or not _alive(str(worker[cell])))
+            if now == "pending" or left_behind or (now == "failed" and retry_failed):
+                worker[cell] = _mark()
+                status[cell] = "running"
+                mine.append(cell)
+        return mine
+
+    def release(self, cells):
+        """Cells in hand are pending again; this needs no room on the disk, since what is pending is not stored."""
+        for cell in cells:
+            self._arrays["status"][cell] = "pending"
+
+    def write(self, cell, status, *, error="", **values):
+        """A cell's values, by variable, and then its status.
+
+        Args:
+          cell: index along each axis and the seed.
+          status: done or failed.
+          error: why it failed.
+          values: by variable; profiles may be shorter than the store's. Variables without a seed belong to the configuration.
+        """
+        for name, value in dict(values, error=error).items():
+            array = self._arrays[name]
+            place = cell if "seed" in (array.metadata.dimension_names or ()) else cell[:-1]
+            if array.ndim > len(place):
+                value = np.pad(np.asarray(value, np.float64), (0, array.shape[-1] - len(value)), constant_values=math.nan)
+            array[place] = value
+        self._arrays["status"][cell] = status
+
+
+def compact(path, target):
+    """Copies a store in which nothing is left to do into few large files, for archives and fast reading.
+
+    Args:
+      path: as `open` takes it.
+      target: a folder or URL, for `open` to read; a store there is replaced.
+    """
+    ds = open(path).load()
+    for variable in ds.variables.values():
+        variable.encoding.clear()
+    ds.to_zarr(_inside(target), mode="w", consolidated=False, zarr_format=3)
+
+
+def remove(path):
+    """Removes the store in a folder or below a URL, if there is one."""
+    files, place = fsspec.url_to_fs(_inside(path))
+    if files.exists(place):
+        files.rm(place, recursive=True)
+
+
+def _inside(folder) -> str:
+    # zarr takes file:// for a name
+    return os.fspath(folder).removeprefix("file://").rstrip("/") + "/" + NAME
+
+
+def _located(path) -> str:
+    """The store that a path means: itself, or the one in it."""
+    path = os.fspath(path).removeprefix("file://").rstrip("/")
+    return path if path.endswith(".zarr") else _inside(path)
+
+
+def _read_attributes(path):
+    try:
+        attributes = dict(zarr.open_group(path, mode="r", use_consolidated=False).attrs)
+    except (FileNotFoundError, NotADirectoryError):
+        attributes = {}
+    if "schema" not in attributes:
+        raise ValueError(f"{path}: holds no grid of lim's")
+    if attributes["schema"] > SCHEMA:
+        raise ValueError(f"{path}: was written by a newer lim (schema {attributes['schema']}; this one reads up to {SCHEMA})")
+    return attributes
+
+
+def _differences(there, here, prefix=""):
+    """One phrase per entry in which two nested dicts differ."""
+    for key in dict.fromkeys([*there, *here]):
+        old, new = there.get(key), here.get(key)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict) and (prefix == "" and key == "axes" or old.keys() == new.keys()):
+            yield from _differences(old, new, f"{prefix}{key}." if key != "axes" else "")
+        else:
+            yield f"{prefix}{key} is {_shown(old)} there, {_shown(new)} here"
+
+
+def _shown(value):
+    if value is None:
+        return "not given"
+    return ",".join(map(str, value)) if isinstance(value, (dict, list)) else str(value)
+
+
+def _mark():
+    """Who takes a cell, and when: HOST/PID TIME."""
+    return f"{socket.gethostname()}/{os.getpid()} {datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')}"
+
+
+def _alive(mark):
+    """Whether the worker that left a mark may still be at it."""
+    try:
+        who, when = mark.split()
+        host, pid = who.rsplit("/", 1)
+        when = datetime.datetime.fromisoformat(when).timestamp()
+        if host != socket.gethostname():
+            return time.time() - when < LEASE
+        process = psutil.Process(int(pid))
+        # A process born after the mark has inherited the number, and this one has nothing in hand when it claims.
+        return int(pid) != os.getpid() and process.create_time() < when + 1 and process.status() != psutil.STATUS_ZOMBIE
+    except (ValueError, psutil.Error):
+        return False

@@ -1,0 +1,223 @@
+"""A grid's cells are what `lim.influence` gives one at a time, whatever ran beside them, and survive what happens."""
+
+import errno
+import json
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import lim
+from lim import sweep
+from lim.influence import Influence
+from lim.theory import kernel, paper
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import kill_and_resume  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONFIG = lim.Config.preset("small").replace(layers=1, width=16)
+# the stream's Jacobian at residual 1e10 is 1e20, which overflows float32 when it is pulled back 2^64 times enlarged
+GRID = sweep.Grid(CONFIG, {"length": {"6": 6, "8": 8}, "residual": {"on": 1.0, "0.5": 0.5, "1e10": 1e10}}, (3, 0), output="stream",
+                  probes=5)  # fmt: skip
+
+
+def finish(grid, path, **how):
+    return list(sweep.run(grid, grid.store(path), **how)), lim.open(path).load()
+
+
+@pytest.fixture(scope="module")
+def grid_run(tmp_path_factory):
+    """The grid, run once: its outcomes, its dataset and how often its measurement was compiled."""
+    compiled = []
+    handler = logging.Handler()
+    handler.emit = lambda record: compiled.append(record.getMessage())
+    logger = logging.getLogger("jax._src.dispatch")
+    logger.addHandler(handler)
+    with jax.log_compiles():
+        outcomes, ds = finish(GRID, tmp_path_factory.mktemp("grid"))
+    logger.removeHandler(handler)
+    return outcomes, ds, sum("_moments" in line and line.startswith("Finished XLA compilation") for line in compiled)
+
+
+def assert_agree(influence, stderr, expected, expected_stderr):
+    """Equal but for some 60 roundings of float32 sums in another order."""
+    np.testing.assert_allclose(influence, expected, rtol=4e-6)
+    # where the Jacobian is a multiple of the identity all probes agree, and what is left is rounding of the influence
+    assert np.all(np.abs(np.asarray(stderr) - expected_stderr) <= 1e-4 * np.asarray(expected_stderr) + 1e-6 * np.asarray(expected))
+
+
+def test_one_compilation_a_shape(grid_run):
+    outcomes, ds, compilations = grid_run
+    assert compilations == 2 and len(outcomes) == 12
+
+
+def test_cells_are_what_influence_gives_alone(grid_run):
+    _, ds, _ = grid_run
+    for c in GRID.configurations:
+        for s, seed in enumerate(GRID.seeds):
+            decoder = lim.Decoder.at_birth(c.config, seed)
+            expected = lim.influence(decoder, lim.random_tokens(CONFIG.vocab, c.length, seed), c.switches, output="stream", probes=5, seed=seed)
+            cell = ds.isel({**dict(zip(GRID.axes, c.place)), "seed": s})
+            assert_agree(cell.influence[: c.length], cell.stderr[: c.length], expected.influence_L, expected.stderr_L)
+            assert np.isnan(cell.influence[c.length :]).all()
+            summary = lim.summarize(cell.influence.values[: c.length])
+            assert cell.metrics.sel(metric="primacy") == summary.primacy and cell.metrics.sel(metric="valley") == summary.valley
+            assert cell.metrics.sel(metric="seconds") > 0 and cell.status == "done"
+
+
+def test_theory_stands_beside_each_configuration(grid_run):
+    _, ds, _ = grid_run
+    for c in GRID.configurations:
+        cell = ds.isel(dict(zip(GRID.axes, c.place)))
+        np.testing.assert_allclose(cell.operator[: c.length], paper.predict(c.config, c.length, c.switches), rtol=1e-12)
+        theory = kernel.predict(c.config, c.length, c.switches, output="stream")
+        np.testing.assert_allclose(cell.theory[: c.length], theory.influence_L * np.sqrt(1 + theory.bias), rtol=1e-12)
+        assert cell.theory_metrics.sel(theory_metric="cv") == theory.cv and cell.theory_error == ""
+
+
+def test_numbers_do_not_depend_on_the_batch(grid_run, tmp_path):
+    _, ds, _ = grid_run
+    one = sweep.Grid(CONFIG, {"length": {"8": 8}, "residual": {"0.5": 0.5}}, (0,), output="stream", probes=5)
+    _, alone = finish(one, tmp_path)
+    there = ds.sel(length=8, residual="0.5", seed=0)
+    assert np.array_equal(alone.influence.squeeze(), there.influence) and np.array_equal(alone.stderr.squeeze(), there.stderr)
+
+
+DEVICES = """
+import sys, jax, lim
+from lim import sweep
+assert jax.local_device_count() == 4
+config = lim.Config.preset("small").replace(layers=1, width=16)
+grid = sweep.Grid(config, {"length": {"8": 8}, "residual": {"on": 1.0, "0.5": 0.5, "1e10": 1e10}}, (3, 0), output="stream", probes=5)
+assert len(list(sweep.run(grid, grid.store(sys.argv[1]), batch=5))) == 6
+"""
+
+
+def test_numbers_do_not_depend_on_the_devices(grid_run, tmp_path):
+    flags = "--xla_force_host_platform_device_count=4"
+    subprocess.run([sys.executable, "-c", DEVICES, str(tmp_path)], check=True, env=dict(os.environ, PYTHONPATH=str(ROOT), XLA_FLAGS=flags))
+    there, here = lim.open(tmp_path).load().sel(length=8), grid_run[1].sel(length=8)
+    assert (there.status == "done").all()
+    assert_agree(there.influence, there.stderr, here.influence, here.stderr)  # each has threads of its own, and sums in another order
+
+
+def test_kills_lose_nothing(tmp_path):
+    print(kill_and_resume.main(kills=3, seeds=2, scratch=tmp_path))
+
+
+# --- without compiling: a runner that answers by rule -----------------------------------------------------------------
+
+SMALL = sweep.Grid(CONFIG, {"layers": {"1": 1, "2": 2}, "rope": {"on": 1.0, "off": 0.0}}, (0, 1, 2), length=8)
+
+
+@pytest.fixture
+def rule(monkeypatch):
+    """What the runner answers: a function of (configuration, index of the seed)."""
+    rules = dict(now=lambda c, s: Influence(np.full(c.length, 1.0 + s), np.zeros(c.length), 16, True, 16))
+
+    class Runner:
+        size, compiling = 4, 0.0
+
+        def __init__(self, *_):
+            pass
+
+        def __call__(self, cells):
+            return [rules["now"](*cell) for cell in cells]
+
+    monkeypatch.setattr(sweep, "_Runner", Runner)
+    return rules
+
+
+def test_a_cell_that_is_not_finite_or_raises_fails_and_the_rest_goes_on(rule, tmp_path):
+    plain = rule["now"]
+
+    def some_bad(c, s):
+        if (c.labels["rope"], s) == ("off", 1):
+            return Influence(np.array([1.0, np.nan] * 4), np.zeros(8), 16, True, 16)
+        return "XlaRuntimeError: out of memory" if (c.labels["layers"], s) == ("2", 2) else plain(c, s)
+
+    rule["now"] = some_bad
+    outcomes, ds = finish(SMALL, tmp_path)
+    assert len(outcomes) == 12 and sum(o.status == "failed" for o in outcomes) == 4
+    assert (ds.status.sel(rope="off", seed=1) == "failed").all() and (ds.status == "failed").sum() == 4
+    assert (ds.error.sel(rope="off", seed=1) == "influence is not finite at 4 of 8 positions").all()
+    assert (ds.error.sel(layers=2, seed=2) == "XlaRuntimeError: out of memory").all()
+    assert np.isnan(ds.influence.sel(rope="off", seed=1)).all() and np.isfinite(ds.influence).sum() == 8 * 8
+    assert finish(SMALL, tmp_path)[0] == []
+    rule["now"] = plain
+    outcomes, ds = finish(SMALL, tmp_path, retry_failed=True)
+    assert len(outcomes) == 4 and (ds.status == "done").all() and (ds.error == "").all()
+
+
+def test_a_full_disk_stops_the_run_and_keeps_what_is_done(rule, tmp_path, monkeypatch):
+    into, write = SMALL.store(tmp_path), lim.store.Store.write
+
+    def full(self, cell, *rest, **values):
+        if cell == (0, 1, 1):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, cell, *rest, **values)
+
+    monkeypatch.setattr(lim.store.Store, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        list(sweep.run(SMALL, into))
+    assert (into.status() == "done").sum() == 3 and (into.status() == "pending").sum() == 9
+    monkeypatch.undo()
+
+
+def test_an_interrupted_batch_is_dropped(rule, tmp_path):
+    into, plain = SMALL.store(tmp_path), rule["now"]
+
+    def interrupted(c, s):
+        if s == 2:
+            raise KeyboardInterrupt
+        return plain(c, s)
+
+    rule["now"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(sweep.run(SMALL, into))
+    assert (into.status() == "done").sum() == 4 and (into.status() == "pending").sum() == 8
+    rule["now"] = plain
+    assert len(list(sweep.run(SMALL, into))) == 8
+
+
+def test_shards_are_all_and_do_not_overlap(rule, tmp_path):
+    cells = [o.cell for i in range(5) for o in sweep.run(SMALL, SMALL.store(tmp_path / str(i)), shard=(i, 5))]
+    assert sorted(cells) == sorted(np.ndindex(SMALL.shape))
+
+
+def test_a_grid_comes_back_from_its_store(tmp_path):
+    axes = {"model": {"small": lim.Config.preset("small"), "gpt2": lim.Config.preset("gpt2")}, "mlp": {"off": 0.0}}
+    grid = sweep.Grid(CONFIG, axes, (0, 1), length=12, source=0, probes=None)
+    grid.store(tmp_path)
+    assert sweep.Grid.from_spec(lim.open(tmp_path).attrs["grid"]) == grid
+
+
+def test_text_is_read_window_by_window():
+    ids = np.arange(40, dtype=np.int32)
+    grid = sweep.Grid(CONFIG, {"tokens": {"random": None, "book": ids}}, (0, 1, 2), length=8)
+    random, text = grid.configurations
+    assert random.tokens_WL is None
+    np.testing.assert_array_equal(text.tokens_WL, [ids[:8], ids[16:24], ids[32:]])
+    other = sweep.Grid(CONFIG, {"tokens": {"random": None, "book": ids + 1}}, (0, 1, 2), length=8)
+    assert json.dumps(other.spec()) != json.dumps(grid.spec())
+
+
+@pytest.mark.parametrize("how, message", [
+    (dict(axes={"heads": {"2": 2}}), "axis heads: allowed are model, tokens, layers"),
+    (dict(seeds=()), "at least one"),
+    (dict(seeds=(1, 1)), "none of them twice"),
+    (dict(output="loss"), "output='loss': allowed are hidden, stream, logits, top_probability"),
+    (dict(source=1), "source=1: allowed are 0 to 0"),
+    (dict(probes=17), "probes=17: allowed are 2 to 16, the entries of hidden"),
+    (dict(axes={"residual": {"1": 1.0}, "alpha": {"0.5": 0.5}}), "residual and alpha both"),
+    (dict(axes={"tokens": {"book": np.arange(9000)}}), "tokens=book: holds the id 8999, this model ends at 4095"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(how, message):
+    with pytest.raises(ValueError, match=message):
+        sweep.Grid(**{**dict(config=CONFIG, axes={}, seeds=(0,), length=8), **how})
