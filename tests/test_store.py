@@ -86,7 +86,7 @@ def test_a_newer_schema_and_other_folders_are_refused(tmp_path):
     ("running", "elsewhere", 1, 0, False),
     ("running", "elsewhere", 1, store.LEASE - 60, False),
     ("running", "elsewhere", 1, store.LEASE + 60, True),
-])  # fmt: skip
+], ids="pending done failed alive younger dead own elsewhere-new elsewhere-aging elsewhere-old".split())  # fmt: skip
 def test_a_claim_takes_over_from_the_dead_only(tmp_path, status, host, pid, age, free):
     into = make(tmp_path)
     when = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=age)
