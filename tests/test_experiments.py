@@ -179,7 +179,8 @@ def test_ablate_writes_the_librarys_numbers(tmp_path):
 
 def start(words, cwd, **env):
     return subprocess.Popen([sys.executable, "-m", "experiments.ablate", *words.split()], cwd=cwd, stdout=subprocess.PIPE, text=True,
-                            stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT), **env})  # fmt: skip
+                            stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
 
 
 WORKERS = "--layers=1,2 --width=16 --length=8 --rope=on,off --seeds=6"
@@ -207,15 +208,16 @@ def test_shards_processes_and_devices_give_the_same_numbers(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_go_on(tmp_path):
-    process = start("--layers=2 --width=32 --length=8 --seeds=500 --batch=1 --out=here", tmp_path)
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_says_how_to_go_on(stop, tmp_path):
+    process = start("--layers=2 --width=32 --length=8 --seeds=2000 --batch=1 --out=here", tmp_path)
     while not any(path.is_file() for path in (tmp_path / "here" / "grid.zarr" / "influence" / "c").rglob("*")):
         time.sleep(0.1)
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     _, err = process.communicate()
     line = err.strip().splitlines()[-1]
-    assert process.returncode == 130 and "interrupted; " in line and line.endswith("of 500 cells are done and kept, the same line goes on")
+    assert process.returncode == 130 and "interrupted; " in line and line.endswith("of 2000 cells are done and kept, the same line goes on")
     assert set(np.unique(lim.open(tmp_path / "here").status)) <= {"done", "pending"}
 
 
