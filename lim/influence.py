@@ -191,13 +191,13 @@ def _finish(scale_L, mean_L, m2_L, rows, cotangents, chunk):
 def default_chunk(config, length, cotangents) -> int:
     """Cotangents to pull back side by side: enough to fill the matrix units and to share what they have in common.
 
-    On a CPU few enough that the MLP's activations stay near the cache (about 40 MB), though 4 where memory allows:
+    On a CPU few enough that the MLP's activations stay near the cache (about 20 MB), though 4 where memory allows:
     attention's probabilities are found again for each chunk.
     """
     per_cotangent = 4 * length * (6 * config.width + 4 * config.inner)
     fits = max(1, int(0.3 * available_memory()) // per_cotangent)
-    rows = min(8192, 10_000_000 // config.inner) if jax.default_backend() == "cpu" else 32768
-    return min(fits, max(4, math.ceil(rows / length)), cotangents)
+    rows = min(8192, 5_000_000 // config.inner) if jax.default_backend() == "cpu" else 32768
+    return min(fits, max(4, rows // length), cotangents)
 
 
 def available_memory() -> int:
