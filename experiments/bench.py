@@ -12,6 +12,7 @@ included) at the fastest rate that any library reached on 2048³ products in thi
 """
 
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -38,7 +39,7 @@ def define_flags():
     cli.define("repeats", cli.integer(1), 3, "how often each contender runs")
     flags.DEFINE_enum("device", "cpu", ("cpu", "gpu"), "where to run")
     flags.DEFINE_bool("theory", True, "also time the operator at 10⁶ positions and the kernel theory at 2048")
-    cli.define_axis("scaling", cli.integer(2), "only this library, at these lengths, and at 6 to 48 layers of the middle one: scaling.png")
+    cli.define_axis("scaling", cli.integer(2), "only this library, at these lengths, and at 6 to 48 layers of the middle one: scaling_*.png")
     flags.DEFINE_string("out", None, "folder for results.json; default runs/bench")
     cli.define("layers", cli.integer(2), None, "number of blocks, if not the model's own")
     flags.DEFINE_enum("contender", None, CONTENDERS, "run this one alone, on one model and length, and print its numbers as JSON")
@@ -143,6 +144,8 @@ def run_torch(contender, config, length, probes, size, device):
 
 def run_contender(args):
     """One contender's numbers as a line of JSON: what each process of the bench does."""
+    if len(args.models) != 1 or len(args.lengths or ()) != 1:
+        raise ValueError(f"--contender={args.contender}: needs one of --models and one of --lengths")
     (model,), (length,) = args.models, args.lengths
     config, size = cli.read_config(model.value), 4096 if args.device == "gpu" else 2048
     config = config.replace(max_length=max(length.value, config.max_length), layers=args.layers or config.layers)
@@ -157,8 +160,9 @@ def run_contender(args):
 def in_own_process(contender, model, length, args, layers=None):
     """What `run_contender` prints, or why it ended without."""
     line = [sys.executable, "-m", "experiments.bench", f"--contender={contender}", f"--models={model}", f"--lengths={length}",
-            f"--probes={args.probes}", f"--device={args.device}", *([f"--layers={layers}"] if layers else [])]  # fmt: skip
-    done = subprocess.run(line, capture_output=True, text=True)
+            f"--probes={args.probes}", f"--device={args.device}", *([f"--layers={layers or args.layers}"] if layers or args.layers else [])]  # fmt: skip
+    platform = dict(cpu="cpu", gpu="cuda")[args.device]  # else JAX would take a GPU where torch is told to take the CPU
+    done = subprocess.run(line, capture_output=True, text=True, env=os.environ | dict(JAX_PLATFORMS=platform))
     if done.returncode:
         return dict(failed=(done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
@@ -186,7 +190,8 @@ def table(runs, args):
         median = {contender: {key: statistics.median(n[key] for n in repeats) for key in ("seconds", "first", "memory")}
                   for contender, repeats in of_case.items() if "failed" not in repeats[0]}  # fmt: skip
         peers = [m["seconds"] for contender, m in median.items() if contender != "lim"]
-        limit = needed_flops(cli.read_config(model), length, args.probes) / rate
+        config = cli.read_config(model)
+        limit = needed_flops(config.replace(layers=args.layers or config.layers), length, args.probes) / rate
         for contender in CONTENDERS:
             if contender not in median:
                 failures.append(f"{model}, {length}, {contender}: {of_case[contender][0]['failed']}")
@@ -208,7 +213,7 @@ def time_theory():
 def scaling(args, folder):
     """Seconds and memory against length and depth, with fitted powers: a table and two figures."""
     model, lengths = args.models[0].text, [item.value for item in args.scaling]
-    middle, own = sorted(lengths)[len(lengths) // 2], cli.read_config(model).layers
+    middle, own = sorted(lengths)[len(lengths) // 2], args.layers or cli.read_config(model).layers
     sweeps = {"length": [(length, own) for length in lengths], "layers": [(middle, layers) for layers in (6, 12, 24, 48)]}
     measured = {axis: [in_own_process("lim", model, *size[:1], args, size[1]) for size in sizes] for axis, sizes in sweeps.items()}
     for axis, numbers in measured.items():
@@ -216,7 +221,12 @@ def scaling(args, folder):
         seconds = np.array([n.get("seconds", np.nan) for n in numbers]) / args.probes
         memory = np.array([n.get("memory", np.nan) for n in numbers]) / 1e9
         print(cli.table([axis, "s/cotangent", "peak GB"], [[size, f"{s:.3g}", f"{m:.1f}"] for size, s, m in zip(sizes, seconds, memory)]))
+        for size, n in zip(sizes, numbers):
+            if "failed" in n:
+                print(f"did not run: {axis} {size}: {n['failed']}")
         series, fitted = {}, np.isfinite(seconds) & (sizes >= np.median(sizes))
+        if fitted.sum() < 2:
+            continue
         for name, values in {"seconds per cotangent": seconds, "peak memory, GB": memory}.items():
             power, level = np.polyfit(np.log(sizes[fitted]), np.log(values[fitted]), 1)
             print(f"{name}: about {axis}^{power:.2f} over the upper half")

@@ -28,6 +28,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import lim
+from lim.influence import entries
 
 
 class Items(flags.ArgumentParser):
@@ -141,7 +142,7 @@ def probes_for(config, args):
     """The number of probes that the flags ask for, or None for every direction."""
     if args.exact and args.probes is not None:
         raise ValueError("--exact, --probes: give one of them")
-    rows = config.vocab if args.output == "logits" else 1 if args.output == "top_probability" else config.width
+    rows = entries(config, args.output)
     if args.probes is not None:
         if args.probes > rows > 1:
             raise ValueError(f"--probes={args.probes}: allowed are 2 to {rows}, the entries of {args.output}")

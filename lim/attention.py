@@ -64,7 +64,7 @@ def attend(q_QKGE, k_SKE, v_SKE, rows_Q=None, *, causal=None, uniform=None, scor
       rows_Q: positions of the query rows, whose weights are then held whole; None for every position in order, which
         goes tile by tile.
       causal, uniform, score_path: traced numbers of `Switches` (`uniform_attention` for uniform), or None. Tile by tile
-        they have no derivative.
+        they have no derivative: asking for one is refused.
       window: how many positions a row attends to, itself included, or None for all before it; only with causal=None.
       tile: rows and sources per tile.
 
@@ -72,7 +72,7 @@ def attend(q_QKGE, k_SKE, v_SKE, rows_Q=None, *, causal=None, uniform=None, scor
       The mixed values, [Q, K, G, E].
 
     Raises:
-      ValueError: a window beside a number for causal.
+      ValueError: a window beside a number for causal, or a derivative by one of the numbers tile by tile.
     """
     if window is not None and causal is not None:
         raise ValueError(f"window={window}: needs causal=None")
@@ -90,7 +90,8 @@ def _tiled(window, tile, q_QKGE, k_SKE, v_SKE, numbers):
 
 def _tiled_vjp(window, tile, q_QKGE, k_SKE, v_SKE, numbers):
     if any(number.perturbed for number in numbers.values() if number is not None):
-        raise NotImplementedError("attention has no derivative with respect to causal, uniform and score_path")
+        names = [name for name, number in numbers.items() if number is not None and number.perturbed]
+        raise ValueError(f"{', '.join(names)}: no derivative tile by tile; give rows_Q=jnp.arange(L) for the plain form, which has one")
     return _forward(window, tile, *jax.tree.map(lambda p: p.value, (q_QKGE, k_SKE, v_SKE, numbers)))
 
 

@@ -85,7 +85,7 @@ def influence(decoder, tokens_L, switches=Switches(), *, output="hidden", source
             raise ValueError("target=None: the loss at the last position needs the token that follows it")
         target = int(tokens_L[read + 1])
     target = checked_index("target", 0 if target is None else target, config.vocab)
-    rows = 1 if output in SCALARS else config.vocab if output == "logits" else config.width
+    rows = entries(config, output)
     if probes is not None and not (isinstance(probes, (int, np.integer)) and 2 <= probes <= rows):
         if rows > 1:
             raise ValueError(f"probes={probes}: allowed are 2 to {rows}, the entries of {output}, or None for all")
@@ -105,7 +105,7 @@ def influence(decoder, tokens_L, switches=Switches(), *, output="hidden", source
         scale_L, mean_L, m2_L = (np.asarray(moment, np.float64) for moment in moments)
         if np.all(np.isfinite([scale_L, mean_L, m2_L])):
             break
-    return _finish(scale_L / unit, mean_L, m2_L, rows, cotangents, chunk)
+    return finish(scale_L / unit, mean_L, m2_L, rows, cotangents, chunk)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "output", "source", "rows", "probes", "chunk"))
@@ -180,7 +180,13 @@ def _merge(carry, pulled_CLD, counted_C):
     return n + m, scale_L, mean_L + delta_L * m / (n + m), m2_L + chunk_m2_L + jnp.square(delta_L) * n * m / (n + m)
 
 
-def _finish(scale_L, mean_L, m2_L, rows, cotangents, chunk):
+def entries(config, output) -> int:
+    """How many entries an output has."""
+    return 1 if output in SCALARS else config.vocab if output == "logits" else config.width
+
+
+def finish(scale_L, mean_L, m2_L, rows, cotangents, chunk) -> Influence:
+    """The Influence that the moments of `squared_influence` (its scale in units of the cotangents) come to."""
     root_L = np.sqrt(mean_L)
     variance_L = m2_L / max(cotangents - 1, 1) / cotangents * (1 - cotangents / rows)
     error_L = np.divide(np.sqrt(variance_L), 2 * root_L, out=np.zeros_like(root_L), where=root_L > 0)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lim import profile, tokens
 from lim.config import Config
-from lim.influence import LARGE, OUTPUTS, SCALARS, _finish, available_memory, default_chunk, squared_influence
+from lim.influence import LARGE, OUTPUTS, available_memory, default_chunk, entries, finish, squared_influence
 from lim.model import birth_params, graphdef
 from lim.store import Store
 from lim.switches import Switches
@@ -107,7 +107,7 @@ class Grid:
         return Configuration(place, labels, config, length, switches, ids, self._probes(config))
 
     def _probes(self, config):
-        rows = _rows(config, self.output)
+        rows = entries(config, self.output)
         if self.probes == "auto":
             return None if rows <= 256 else 16
         if self.probes is None or rows == 1:
@@ -255,7 +255,7 @@ class _Runner:
     def __init__(self, grid, configuration, cells, batch):
         config, length, probes = configuration.config, configuration.length, configuration.probes
         devices = jax.local_devices()
-        rows = _rows(config, grid.output)
+        rows = entries(config, grid.output)
         chunk = default_chunk(config, length, probes or rows)
         side, per_device = _batching(config, length, probes or rows, chunk)
         batch = len(devices) * per_device if batch is None else batch
@@ -284,7 +284,7 @@ class _Runner:
             moments = self._moments([cells[i] for i in left], unit)
             for i, *(scale_L, mean_L, m2_L) in zip(list(left), *moments):
                 if unit == 1.0 or np.all(np.isfinite([scale_L, mean_L, m2_L])):
-                    results[i] = _finish(scale_L / unit, mean_L, m2_L, rows, probes or rows, chunk)
+                    results[i] = finish(scale_L / unit, mean_L, m2_L, rows, probes or rows, chunk)
                     left.remove(i)
             if not left:
                 return results
@@ -340,10 +340,6 @@ def _moments(count, keys_B, tokens_BL, switches_B, unit_B, *, mesh, side, config
     spec = PartitionSpec("cell")
     over_devices = jax.shard_map(all_of_a_device, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)
     return over_devices(count, (keys_B, tokens_BL, switches_B, unit_B))
-
-
-def _rows(config, output):
-    return 1 if output in SCALARS else config.vocab if output == "logits" else config.width
 
 
 def _batching(config, length, cotangents, chunk) -> tuple[int, int]:

@@ -117,6 +117,7 @@ BAD_BENCH = [
     ("--repeats=0", "--repeats=0: '0': allowed are integers of at least 1"),
     ("--device=npu", "--device=npu"),
     ("--contender=tensorflow", "--contender=tensorflow"),
+    ("--contender=lim", "--contender=lim: needs one of --models and one of --lengths"),
     ("--out=file/below", "--out=file/below: cannot be written"),
 ]
 
