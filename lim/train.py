@@ -1,0 +1,271 @@
+"""Next-token training of any Decoder: optax updates over any number of devices, orbax checkpoints, resumed to the bit.
+
+Batches are a function of the step, so the step is the reader's whole position. Losses may weigh every token by itself,
+which is how interventions enter.
+
+Axes: A part of a batch, B sequence, T = L + 1 tokens of a sequence, L position (token l + 1 is predicted at l).
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lim.config import Config
+from lim.model import Decoder, birth_params, from_params, graphdef, params_of
+from lim.switches import Switches
+
+CHECKPOINTS = "checkpoints"  # of a training's folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to train: AdamW with a linear warm-up and a cosine decay, gradients clipped by their global norm.
+
+    Attributes:
+      steps: updates in all; the schedule ends there.
+      batch: sequences per update, over all devices.
+      accumulate: parts that a batch is pulled back in, one after the other, to save memory; a divisor of `batch`.
+      learning_rate: its peak. `warmup` is the share of steps until there, `final` the share of the peak at the end.
+      weight_decay: of products' kernels and embeddings; biases and norms have none.
+      clip: largest global norm of a gradient.
+      seed: of the initial weights, where none are given.
+
+    Raises:
+      ValueError: names the field, its value and what is allowed.
+    """
+
+    steps: int = 1000
+    batch: int = 16
+    accumulate: int = 1
+    learning_rate: float = 3e-3
+    warmup: float = 0.05
+    final: float = 0.1
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, least in dict(steps=1, batch=1, accumulate=1, seed=0).items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
+        for name, high in dict(learning_rate=math.inf, warmup=1, final=1, weight_decay=math.inf, clip=math.inf).items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
+                raise ValueError(f"{name}={value!r}: must be a number of at least 0" + (f", at most {high}" if high == 1 else ""))
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate={self.accumulate}: must divide batch={self.batch}")
+
+    def schedule(self) -> optax.Schedule:
+        """The learning rate of each step."""
+        warmup = math.ceil(self.warmup * self.steps)
+        # the step is counted from 0, so the first update is not lost to a rate of 0
+        return lambda step: optax.warmup_cosine_decay_schedule(
+            0.0, self.learning_rate, warmup, self.steps, self.learning_rate * self.final)(step + 1)  # fmt: skip
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """The update of a gradient."""
+        adamw = optax.adamw(self.schedule(), b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=_decayed)
+        return optax.chain(optax.clip_by_global_norm(self.clip), adamw)
+
+
+def _decayed(params):
+    """Which weights decay: by name, since biases and norms are stacked to matrices."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding"), params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one update saw: its number (from 1), the batch's mean loss in nats, the gradient's norm before clipping."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+class Trainer:
+    """A network, its optimizer and the number of updates it has had.
+
+    Attributes:
+      config, recipe, switches: what is trained, how, and under which ablation.
+      step: updates so far.
+    """
+
+    def __init__(self, config: Config, recipe: Recipe, *, switches=Switches(), decoder: Decoder | None = None, devices=None):
+        """Starts at birth, or from the weights of `decoder`.
+
+        Args:
+          devices: those that share each batch; by default all of them.
+
+        Raises:
+          ValueError: a switch does not suit the config, or the devices cannot share the batch evenly.
+        """
+        devices = jax.devices() if devices is None else devices
+        if recipe.batch // recipe.accumulate % len(devices):
+            raise ValueError(f"batch={recipe.batch}, accumulate={recipe.accumulate}: parts must divide among {len(devices)} devices")
+        self.config, self.recipe, self.switches, self.step = config, recipe, switches.check(config), 0
+        self._mesh = Mesh(np.array(devices), ("sequence",))
+        self._everywhere = NamedSharding(self._mesh, PartitionSpec())
+        params = birth_params(config, jax.random.key(recipe.seed)) if decoder is None else jax.tree.map(jnp.copy, params_of(decoder))
+        self._state = jax.device_put(dict(params=params, optimizer=recipe.optimizer().init(params)), self._everywhere)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The network as it is now, a copy: updates reuse the memory of the weights they replace."""
+        return from_params(self.config, jax.tree.map(jnp.copy, self._state["params"]))
+
+    def update(self, tokens_BT, weights_BL) -> Step:
+        """One update.
+
+        Args:
+          tokens_BT: the batch's token ids, int32 [B, L + 1].
+          weights_BL: how much each predicted token counts, at least 0; the loss is their weighted mean.
+
+        Raises:
+          FloatingPointError: the loss or the gradient is not finite; the state is then of no use.
+        """
+        parts = (self.recipe.accumulate, self.recipe.batch // self.recipe.accumulate)
+        over_parts = NamedSharding(self._mesh, PartitionSpec(None, "sequence"))
+        batch = [jax.device_put(array.reshape(*parts, -1), over_parts)
+                 for array in (np.asarray(tokens_BT, np.int32), np.asarray(weights_BL, np.float32))]  # fmt: skip
+        self._state, loss, norm = _update(self._state, self.switches, *batch, recipe=self.recipe, config=self.config, mesh=self._mesh)
+        loss, norm = float(loss), float(norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise FloatingPointError(f"step {self.step + 1}: loss {loss}, gradient norm {norm}: lower the learning rate")
+        self.step += 1
+        return Step(self.step, loss, norm, float(self.recipe.schedule()(self.step - 1)))
+
+    def tree(self) -> dict:
+        """All that a checkpoint needs, as a tree of arrays."""
+        return dict(self._state, step=np.int64(self.step))
+
+    def load(self, tree):
+        """Takes over what `tree` gave."""
+        self.step = int(tree["step"])
+        self._state = jax.device_put({name: tree[name] for name in ("params", "optimizer")}, self._everywhere)
+
+
+@functools.partial(jax.jit, static_argnames=("recipe", "config", "mesh"), donate_argnames="state")
+def _update(state, switches, tokens_ABT, weights_ABL, *, recipe, config, mesh):
+    """The state after one update, the loss and the gradient's norm."""
+
+    def of_a_device(params, switches, tokens_ABT, weights_ABL):
+        def weighted(params, tokens_BT, weights_BL):
+            return jnp.sum(weights_BL * token_losses(params, switches, tokens_BT, config=config)), weights_BL.sum()
+
+        def add_part(total, part):
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(weighted, has_aux=True)(params, *part)), None
+
+        zero = jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), ((jnp.zeros(()), jnp.zeros(())), params))
+        return jax.lax.psum(jax.lax.scan(add_part, zero, (tokens_ABT, weights_ABL))[0], "sequence")
+
+    all_, parts = PartitionSpec(), PartitionSpec(None, "sequence")
+    over_devices = jax.shard_map(of_a_device, mesh=mesh, in_specs=(all_, all_, parts, parts), out_specs=all_, check_vma=False)
+    (loss, weight), gradient = over_devices(state["params"], switches, tokens_ABT, weights_ABL)
+    loss, gradient = jax.tree.map(lambda v: v / weight, (loss, gradient))
+    change, optimizer = recipe.optimizer().update(gradient, state["optimizer"], state["params"])
+    return dict(params=optax.apply_updates(state["params"], change), optimizer=optimizer), loss, optax.global_norm(gradient)
+
+
+def token_losses(params, switches, tokens_BT, *, config):
+    """-ln p of every token but the first, given those before it: [B, L] in nats; pure, for `jit` and `grad`."""
+    decoder = nnx.merge(graphdef(config), params)
+    logits_BLV = jax.vmap(lambda tokens_L: decoder(tokens_L, switches))(tokens_BT[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BT[:, 1:])
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def embedding_gradients(params, switches, tokens_BT, *, config):
+    """‖∂ loss / ∂ x_j‖ per sequence and position, [B, L]: the loss is a sequence's mean, x_j the stream into the first block.
+
+    How hard training pulls at what enters at position j.
+    """
+    decoder = nnx.merge(graphdef(config), params)
+
+    def loss(x_LD, targets_L):
+        logits_LV = decoder.logits(decoder.hidden(decoder.stream(x_LD, switches), switches))
+        return optax.softmax_cross_entropy_with_integer_labels(logits_LV, targets_L).mean()
+
+    def one(tokens_T):
+        return jnp.linalg.norm(jax.grad(loss)(decoder.embed(tokens_T[:-1], switches), tokens_T[1:]), axis=-1)
+
+    return jax.lax.map(one, tokens_BT)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _losses(params, switches, tokens_BT, *, config):
+    return jax.lax.map(lambda tokens_T: token_losses(params, switches, tokens_T[None], config=config)[0], tokens_BT)
+
+
+def losses(decoder, tokens_BT, switches=Switches()):
+    """-ln p of every token but the first of each sequence, float64 [B, L] in nats.
+
+    Args:
+      decoder: a `lim.Decoder`.
+      tokens_BT: token ids of sequences of one length, [B, L + 1].
+    """
+    config = decoder.config
+    return np.asarray(_losses(params_of(decoder), switches.check(config), np.asarray(tokens_BT, np.int32), config=config), np.float64)
+
+
+class Checkpoints:
+    """A training's checkpoints in a folder: the latest two and the best few, written aside and renamed when whole."""
+
+    def __init__(self, folder, keep: int = 1):
+        """Opens or makes the folder.
+
+        Args:
+          folder: of the training; checkpoints go to its subfolder.
+          keep: how many of those with the lowest held-out loss stay besides the latest two.
+        """
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(get_metric_fn=lambda metrics: -metrics["loss"], n=keep)
+        options = ocp.CheckpointManagerOptions(preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(2), best]),
+                                               best_fn=lambda metrics: metrics["loss"], best_mode="min")  # fmt: skip
+        self._manager = ocp.CheckpointManager(pathlib.Path(folder).resolve() / CHECKPOINTS, options=options)
+
+    def save(self, trainer: Trainer, loss: float, about: dict):
+        """Writes in the background a checkpoint of this held-out loss; `about`, JSON, is what `restore` compares."""
+        args = ocp.args.Composite(state=ocp.args.StandardSave(trainer.tree()), about=ocp.args.JsonSave(about))
+        self._manager.save(trainer.step, args=args, metrics=dict(loss=float(loss)))
+
+    def restore(self, trainer: Trainer, about: dict) -> bool:
+        """Puts the latest checkpoint into the trainer; False where there is none.
+
+        Raises:
+          ValueError: the checkpoint is of another training; the message names what differs.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            return False
+        there = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        differ = [f"{name} is {there.get(name)} there, {about.get(name)} here" for name in there | about if there.get(name) != about.get(name)]
+        if differ:
+            raise ValueError(f"{self._manager.directory.parent}: holds another training: {'; '.join(differ)}")
+        shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=getattr(v, "sharding", None)), trainer.tree())
+        trainer.load(self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"])
+        return True
+
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints are there."""
+        return sorted(self._manager.all_steps())
+
+    def close(self):
+        """Waits until everything is written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def log_spaced(steps: int, count: int) -> list[int]:
+    """At most `count` numbers of updates from 0 to `steps`, evenly spaced in the logarithm after the first."""
+    return sorted({0, *(int(round(steps ** (i / max(count - 2, 1)))) for i in range(max(count - 1, 1)))} if count > 1 else {0})
