@@ -19,7 +19,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 from scipy.special import expit, logit
 
@@ -608,12 +608,13 @@ def bundle_figure(profiles, *, axis, title="", caption="", ylabel=INFLUENCE, dec
     return fig
 
 
-def life_figure(steps, profiles_ML, *, caption="", width=6.5) -> Figure:
+def life_figure(steps, profiles_ML, *, label="influence", caption="", width=6.5) -> Figure:
     """A valley's life: influence over its mean, by position and by the number of updates, a row for each measured step.
 
     Args:
       steps: numbers of updates, ascending, [M].
       profiles_ML: influence, positive.
+      label: what it is, if not influence.
       caption, width: as in `influence_figure`.
     """
     profiles_ML = profile.check_profiles(profiles_ML)
@@ -632,7 +633,7 @@ def life_figure(steps, profiles_ML, *, caption="", width=6.5) -> Figure:
         ax.set_yticks(np.arange(len(steps)) + 0.5, [str(step) for step in steps])
         ax.set(xlabel="position", ylabel="updates")
         ax.tick_params(axis="y", length=0)
-        fig.colorbar(image, ax=ax, label="influence / its mean over positions")
+        fig.colorbar(image, ax=ax, label=f"{label} / its mean over positions")
         if caption:
             fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
     return fig
@@ -666,6 +667,7 @@ def lines_figure(x, series, *, xlabel, ylabel, levels=None, title="", caption=""
         for label, level in (levels or {}).items():
             ax.axhline(level, color=SOFT, linestyle=DASHES[0], linewidth=1, label=label)
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
         ax.legend()
         ax.set_title(title, loc="left", fontsize=9, fontweight="bold")
