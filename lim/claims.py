@@ -180,12 +180,19 @@ class Lab:
         return self.grids[name].store(self.folder / name)
 
     def lacking(self, name: str) -> int:
-        """How many cells of a grid are to do."""
+        """How many cells of a grid are to do; for what is measured outside the grids (`OUTSIDE`) 1 or 0."""
+        if name in OUTSIDE:
+            return int(not self._file(name).exists())
         return sum(map(len, sweep.todo(self.grids[name], self.stored(name))))
 
     def measure(self, name: str):
-        """Runs what a grid lacks; yields once for each cell that is stored."""
-        yield from sweep.run(self.grids[name], self.stored(name))
+        """Runs what is lacking; yields an error, mostly empty, for each cell that is stored."""
+        if name not in OUTSIDE:
+            yield from (outcome.error for outcome in sweep.run(self.grids[name], self.stored(name)))
+        elif self.lacking(name):
+            arrays = OUTSIDE[name](self)
+            _whole(self._file(name), lambda partial: np.savez(partial, **arrays))
+            yield ""
 
     def ensemble(self, name: str, **labels) -> Ensemble:
         """One configuration of a grid that has been measured, by the text of each axis.
@@ -207,14 +214,19 @@ class Lab:
         return Ensemble(ds.influence.values[c.place][done_S, : c.length], theory_L, ds.operator.values[c.place][: c.length],
                         c.config, c.switches, c.length)  # fmt: skip
 
-    def kept(self, name: str, make: Callable[[], dict]) -> dict:
-        """Arrays by name, read from the folder, or made and kept there."""
-        path = self.folder / f"{name}.npz"
-        if not path.exists():
-            made = make()
-            _whole(path, lambda partial: np.savez(partial, **made))
-        with np.load(path, allow_pickle=False) as arrays:
+    def kept(self, name: str) -> dict:
+        """Arrays, by name, of what was measured outside the grids.
+
+        Raises:
+          ValueError: it has not been.
+        """
+        if self.lacking(name):
+            raise ValueError(f"{name}: not measured yet")
+        with np.load(self._file(name), allow_pickle=False) as arrays:
             return dict(arrays)
+
+    def _file(self, name):
+        return self.folder / f"{name}.npz"
 
 
 def _whole(path, write):
@@ -303,7 +315,7 @@ class Claim:
       title, statement: a few words, and the claim in full.
       paper: the number that the paper gives, as text.
       plain: what it means, for a reader outside the field.
-      needs: names of the grids that it reads.
+      needs: names of the grids and of what else (`OUTSIDE`) it reads.
       test: a function of a `Lab` that returns `Evidence`; None where it cannot be run yet.
       conditions: what decides, a sequence of `lim.verdict.Condition`.
       headline: names of the statistics that the ledger shows.
@@ -332,9 +344,11 @@ class Finding:
 
 
 def judge(claim: Claim, lab: Lab) -> Finding:
-    """Runs a claim's test on grids that have been measured, and decides. What refuses to run is not run, with the reason."""
+    """Puts a claim to the test on what has been measured, and decides. Where something lacks, it is not run, with the reason."""
     if claim.test is None:
         return Finding(claim, None, verdict.Decision(verdict.NOT_RUN, claim.why_not))
+    if lacking := [name for name in claim.needs if lab.lacking(name)]:
+        return Finding(claim, None, verdict.Decision(verdict.NOT_RUN, f"not measured yet: {', '.join(lacking)}"))
     try:
         evidence = claim.test(lab)
     except ValueError as error:
@@ -363,9 +377,8 @@ def primacy_tail(lab) -> Evidence:
     """Claim 1. Networks without a skip, from the one that is the operator itself up to the published one, against a row of M^H."""
     depth, scale = deepest(lab.scale), lab.scale
     strengths, exact = identity_network(lab)
-    worst = max(profile.log_distance(measured_L[seen], (row_L := operator_of(measured_L, strength_N))[seen])[1]
-                for strength_N, measured_L in zip(strengths, exact)
-                if (seen := holdable(operator_of(measured_L, strength_N))).any())  # fmt: skip
+    rows = [cesaro.profile(scale.swept_length, strength_N) for strength_N in strengths]
+    worst = max(profile.log_distance(measured_L[holdable(row_L)], row_L[holdable(row_L)])[1] for measured_L, row_L in zip(exact, rows))
     networks = {
         "random values": lab.ensemble("bare", residual="off"),
         "and norms": lab.ensemble("normed", residual="off"),
@@ -394,30 +407,19 @@ def primacy_tail(lab) -> Evidence:
                                   "with norms, with MLPs, with softmax, each beside the row of the averaging operator", figure),))  # fmt: skip
 
 
-def operator_of(measured_L, strength_N):
-    """What the operator predicts of the network with identity values: √D is divided out of it before."""
-    return cesaro.profile(len(measured_L), strength_N)
-
-
 def identity_network(lab):
-    """(strengths [K, N], influence/√D [K, L]) of the swept network with identity values: it is the operator itself.
+    """(strengths [K, N], influence/√D [K, L]) of the swept network with identity values, which is the operator itself.
 
-    A layer of strength 0 passes the stream on, so one compiled network serves every depth: those of strength 1 up to H,
-    for every H, and constant strengths.
+    A layer of strength 0 passes the stream on, so one compiled network serves every depth: strength 1 in the first H layers,
+    for every H, and then constant strengths, ½ the last.
     """
-    config = dataclasses.replace(lab.scale.swept, kv_heads=lab.scale.swept.heads, head_dim=lab.scale.swept.width // lab.scale.swept.heads)
-    layers = np.arange(config.layers)
-    strengths = np.array([*(np.where(layers < depth, 1.0, 0.0) for depth in range(1, config.layers + 1)),
-                          *(np.full(config.layers, a) for a in (0.1, 0.25, 0.5))])  # fmt: skip
+    return identity_strengths(lab.scale.swept.layers), lab.kept("identity")["profiles"]
 
-    def measure():
-        decoder = with_identity_values(Decoder.at_birth(config, lab.seeds[0]))
-        tokens_L = random_tokens(config.vocab, lab.scale.swept_length, lab.seeds[0])
-        bare = dict(norm=0.0, mlp=0.0, uniform_attention=1.0, rope=0.0)
-        profiles = [influence(decoder, tokens_L, Switches(alpha=strength_N, **bare), probes=2).influence_L for strength_N in strengths]
-        return dict(profiles=np.array(profiles) / math.sqrt(config.width))
 
-    return strengths, lab.kept("identity", measure)["profiles"]
+def identity_strengths(layers: int) -> np.ndarray:
+    """The strengths of `identity_network`, [K, N]."""
+    constant = [np.full(layers, a) for a in (0.1, 0.25, 0.5)]
+    return np.array([*(np.arange(layers) < depth for depth in range(1, layers + 1)), *constant], np.float64)
 
 
 def recency_anchor(lab) -> Evidence:
@@ -622,12 +624,8 @@ def peak_to_valley(lab) -> Evidence:
     if e.theory_L is None:
         raise ValueError("there is no kernel theory of this network")
     same = dataclasses.replace(scale.target, vocab=e.config.vocab) == e.config and scale.target_length == e.length
-    lengths = sorted({scale.length, scale.target_length // 4, scale.target_length})
-
-    def predict():
-        return {str(n): kernel.predict(scale.target, n).influence_L for n in lengths}
-
-    theories = lab.kept("target", predict)
+    lengths = target_lengths(scale)
+    theories = lab.kept("target")
     target_L = theories[str(scale.target_length)]
     lowest = int(e.theory_L.argmin())
     ratios = {
@@ -655,18 +653,14 @@ def peak_to_valley(lab) -> Evidence:
                                   "Qwen2-0.5B, with the measured network as a point", figure),))  # fmt: skip
 
 
+def target_lengths(scale) -> list[int]:
+    """Lengths at which the claimed network is predicted."""
+    return sorted({scale.length, scale.target_length // 4, scale.target_length})
+
+
 def sinks_at_birth(lab) -> Evidence:
     """Claim 12 at birth. Attention on the first token over what exact averaging puts there, layer by layer, and the rollout's."""
-    scale = lab.scale
-
-    def measure():
-        results = []
-        for seed in lab.extra_seeds:
-            tokens_L = random_tokens(scale.qwen2.vocab, scale.length, seed)
-            results.append(rollout.measure(Decoder.at_birth(scale.qwen2, seed), tokens_L))
-        return dict(first=np.array([r.first_token_N for r in results]), rollout=np.array([r.rollout_L for r in results]))
-
-    kept = lab.kept("attention", measure)
+    scale, kept = lab.scale, lab.kept("attention")
     averaging = np.mean(1 / np.arange(scale.length // 2 + 1, scale.length + 1))
     log_SN = np.log(kept["first"] / averaging)
     top = int(log_SN.mean(0).argmax())
@@ -738,13 +732,7 @@ def one_pass(decoder, tokens_L) -> np.ndarray:
 
 def one_pass_criticism(lab) -> Evidence:
     """Criticism B. The gradient of the sum of the outputs against the Jacobian's norm, seed by seed and in the ensemble."""
-    scale, seeds = lab.scale, lab.extra_seeds
-
-    def measure():
-        return {name: np.array([one_pass(Decoder.at_birth(config, seed), random_tokens(config.vocab, scale.length, seed)) for seed in seeds])
-                for name, config in (("qwen2", scale.qwen2), ("gpt2", scale.gpt2))}  # fmt: skip
-
-    kept = lab.kept("one-pass", measure)
+    kept = lab.kept("one-pass")
     norms = {"qwen2": lab.ensemble("parts", rope="on", mlp="on"), "gpt2": lab.ensemble("gpt2", positions="on")}
     count = min(len(kept["qwen2"]), *(len(e.profiles_SL) for e in norms.values()))
     one_SL, norm_SL = kept["qwen2"][:count], norms["qwen2"].profiles_SL[:count]
@@ -771,6 +759,35 @@ def one_pass_criticism(lab) -> Evidence:
                                   "the root mean square over seeds", figure),))  # fmt: skip
 
 
+def _measure_identity(lab):
+    swept, length = lab.scale.swept, lab.scale.swept_length
+    config = dataclasses.replace(swept, kv_heads=swept.heads, head_dim=swept.width // swept.heads)
+    decoder, tokens_L = with_identity_values(Decoder.at_birth(config, lab.seeds[0])), random_tokens(config.vocab, length, lab.seeds[0])
+    bare = dict(norm=0.0, mlp=0.0, uniform_attention=1.0, rope=0.0)
+    # every direction is as good as another here, so that two say all
+    profiles = [influence(decoder, tokens_L, Switches(alpha=strength_N, **bare), probes=2).influence_L
+                for strength_N in identity_strengths(config.layers)]  # fmt: skip
+    return dict(profiles=np.array(profiles) / math.sqrt(config.width))
+
+
+def _measure_attention(lab):
+    config = lab.scale.qwen2
+    each = [rollout.measure(Decoder.at_birth(config, seed), random_tokens(config.vocab, lab.scale.length, seed)) for seed in lab.extra_seeds]
+    return dict(first=np.array([r.first_token_N for r in each]), rollout=np.array([r.rollout_L for r in each]))
+
+
+def _measure_one_pass(lab):
+    return {name: np.array([one_pass(Decoder.at_birth(config, seed), random_tokens(config.vocab, lab.scale.length, seed))
+                            for seed in lab.extra_seeds]) for name, config in (("qwen2", lab.scale.qwen2), ("gpt2", lab.scale.gpt2))}  # fmt: skip
+
+
+def _predict_target(lab):
+    return {str(n): kernel.predict(lab.scale.target, n).influence_L for n in target_lengths(lab.scale)}
+
+
+OUTSIDE = {"identity": _measure_identity, "attention": _measure_attention, "one-pass": _measure_one_pass, "target": _predict_target}
+
+
 # ---- the ledger's rows ----
 
 _END = "an end within 10 % of the middle is none, as in every table here"
@@ -795,7 +812,7 @@ CLAIMS = (
         "If every layer averages over the past and nothing else, early tokens take part in more averages than late ones. Stacked, "
         "the averages pile influence up at the start. Here that is checked first on a network that is nothing but averaging, then "
         "with each real part added: random weights, norms, MLPs, softmax.",
-        ("depth", "bare", "normed"), primacy_tail,
+        ("identity", "depth", "bare", "normed"), primacy_tail,
         (
             Condition("identity", True, "float32 through 24 layers loses less than one part in a thousand",
                       "the network of identity values is off the operator by a factor of up to {identity}", high=1e-3),
@@ -815,7 +832,7 @@ CLAIMS = (
         "The skip carries each token's own signal straight up, so the last token hears itself without any averaging. That should "
         "set it apart from its neighbour. How much of all influence it then holds is a question of how strong each layer's branch "
         "is against the skip.",
-        ("depth",), recency_anchor,
+        ("identity", "depth"), recency_anchor,
         (
             _above("with", "with the residual the last position does not stand apart from the next-to-last: {with}"),
             _not_above("without", "without the residual the last position stands apart, too, by {without}: softmax's queries are its own "
@@ -942,7 +959,7 @@ CLAIMS = (
         "about 10²",
         "How many times more does the answer feel the last token than one in the middle? The ratio grows with the length of the text, so "
         "it is given for the length that the paper used; and it matters whether the valley is the middle, or the lowest point.",
-        ("parts",), peak_to_valley,
+        ("parts", "target"), peak_to_valley,
         (
             _above("first", "the first position is not above the middle: {first}"),
             _above("last", "the last position is not above the middle: {last}"),
@@ -970,7 +987,7 @@ CLAIMS = (
         "(no number)",
         "Trained networks pile attention on the first token. If geometry did that, an untrained network would show it, too: is any layer's "
         "attention on the first token above that of a plain average? The rollout, which multiplies the layers' attention, is shown beside it.",
-        (), sinks_at_birth,
+        ("attention",), sinks_at_birth,
         (
             Condition("sink", True, "a sink holds at least twice what averaging gives; published ones hold tens of times that",
                       "no layer attends to the first token as to a sink: the highest puts {sink} times an average's attention there, all together "
@@ -996,7 +1013,7 @@ CLAIMS = (
         "(public discussion)",
         "The paper adds up paths as if every layer passed values on unchanged. Random weights turn them, so that paths add up as "
         "independent things do: in squares. How far does that take the norm from the row?",
-        ("bare", "parts"), operator_row_criticism,
+        ("identity", "bare", "parts"), operator_row_criticism,
         (
             Condition("published", True, "within 10 % a row would do as well", "at its best α the row is within a factor of {published} of the "
                       "published network's norm in the median", low=SAME),
@@ -1010,7 +1027,7 @@ CLAIMS = (
         "(public discussion)",
         "One backward pass looks at the output from one direction, the norm from all. At birth no direction is special, so one look is an "
         "honest but rough sample: averaged over networks the two should meet.",
-        ("parts", "gpt2"), one_pass_criticism,
+        ("parts", "gpt2", "one-pass"), one_pass_criticism,
         (
             Condition("one", True, "within 10 % one pass would do as well", "for one network and text one pass is within a factor of {one} of the norm", low=SAME),
             Condition("averaged", False, "if not even the mean over seeds agrees, the measures differ in kind",
