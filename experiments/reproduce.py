@@ -60,7 +60,7 @@ def main(args):
     except OSError as error:
         stop(f"{folder} cannot be written: {error.strerror or error}", 1)
     if failed:
-        print(f"{failed} networks failed; their seeds are left out", file=sys.stderr)
+        print(f"{failed} networks failed; the claims that need them are not run", file=sys.stderr)
         sys.exit(3)
 
 

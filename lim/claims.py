@@ -98,7 +98,7 @@ class Ensemble:
     """One configuration over its seeds.
 
     Attributes:
-      profiles_SL: measured influence, one row per seed that is done.
+      profiles_SL: measured influence, one row per seed.
       theory_L: kernel theory with its finite-width bias, in absolute units; None where it does not apply.
       operator_L: the paper's operator at the strength that the switches imply, of sum 1.
       config, switches, length: what was measured.
@@ -198,20 +198,19 @@ class Lab:
         """One configuration of a grid that has been measured, by the text of each axis.
 
         Raises:
-          ValueError: fewer than two of its seeds are done.
+          ValueError: not all of its seeds are done, at least two: statistics of several configurations go seed by seed.
         """
         if name not in self._read:
             self._read[name] = store.open(self.folder / name).load()
         ds, grid = self._read[name], self.grids[name]
         full = {axis: labels.get(axis, next(iter(values))) for axis, values in grid.axes.items()}
         c = next(c for c in grid.configurations if c.labels == full)
-        status_S = ds.status.values[c.place]
-        done_S = status_S == "done"
-        if done_S.sum() < 2:
+        done_S = ds.status.values[c.place] == "done"
+        if len(done_S) < 2 or not done_S.all():
             raise ValueError(f"grid {name}, {full}: {done_S.sum()} of {len(done_S)} seeds are done: "
                              f"{next(filter(None, map(str, ds.error.values[c.place])), 'the others are to come')}")  # fmt: skip
         theory_L = None if str(ds.theory_error.values[c.place]) else ds.theory.values[c.place][: c.length]
-        return Ensemble(ds.influence.values[c.place][done_S, : c.length], theory_L, ds.operator.values[c.place][: c.length],
+        return Ensemble(ds.influence.values[c.place][:, : c.length], theory_L, ds.operator.values[c.place][: c.length],
                         c.config, c.switches, c.length)  # fmt: skip
 
     def kept(self, name: str) -> dict:

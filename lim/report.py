@@ -31,9 +31,7 @@ def page(findings, *, scale: str, command, run: dict) -> str:
       run: what a reader should know of the run, name → text: command, versions, device, sizes.
     """
     counts = collections.Counter(f.decision.verdict for f in findings)
-    said = ", ".join(f"{counts[name]} {words}" for name, words in (
-        (verdict.HOLDS, "hold"), (verdict.QUALIFIED, "hold with a qualification"), (verdict.FAILS, "do not hold"),
-        (verdict.NOT_RUN, "were not run")) if counts[name])  # fmt: skip
+    said = "; ".join(f"{name}: {counts[name]}" for name in STYLES if counts[name]).capitalize()
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent), autoescape=True,
                                      trim_blocks=True, undefined=jinja2.StrictUndefined)  # fmt: skip
     rows = [_row(finding, command(finding.claim.number)) for finding in findings]
@@ -86,12 +84,11 @@ def picture(figure, alt: str, name: str) -> Markup:
 
 
 def inline_svg(text: str, alt: str, name: str) -> str:
-    """An SVG file's text as an element: no prologue, no metadata, ids of its own, numbers to a hundredth of a point."""
+    """An SVG file's text as an element: no prologue, no metadata, ids of its own, paths to a hundredth of a point."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)
-    text = re.sub(r"(?<=[ \"(,])(-?\d+\.\d{2})\d+", r"\1", text)
+    text = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d{2})\d+", r"\1", path[0]), text)
     text = re.sub(r"\s*\n\s*", "\n", text)
-    head = f'<svg role="img" aria-label="{escape(alt)}"'
-    return re.sub(r'<svg|(?<=pt") version="1.1"', lambda match: head if match[0] == "<svg" else "", text, count=2)
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)

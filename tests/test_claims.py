@@ -59,27 +59,20 @@ def findings(lab):
 # ---- verdicts ----
 
 
-def value_at(condition, met):
-    """A value well inside a condition's range, or well outside."""
-    low, high = condition.low, condition.high
-    if met:
-        return (low + high) / 2 if math.isfinite(low) and math.isfinite(high) else low + 3 if math.isfinite(low) else high - 3
-    return low - 3 if math.isfinite(low) else high + 3
-
-
 def statistics_for(claim, evidence, *, core=True, form=True):
-    """Statistics of a claim under which its core holds or not, its form holds or not: at the middle of what meets all conditions on it."""
+    """A claim's statistics, moved to where its core holds or fails, and its form."""
     made = {}
     for name, s in evidence.statistics.items():
         own = [c for c in claim.conditions if c.statistic == name]
-        # several conditions on one statistic: the narrowest range of those that are to hold
-        hold = [c for c in own if (core if c.core else form)]
+        fail = [c for c in own if not (core if c.core else form)]
+        hold = [c for c in own if c not in fail] if core else []  # where the core fails, the form may, too
         low, high = max((c.low for c in hold), default=-math.inf), min((c.high for c in hold), default=math.inf)
-        value = value_at(dataclasses.replace(own[0], low=low, high=high), True) if hold else \
-            value_at(own[0], False) if own else s.value  # fmt: skip
-        if hold and len(hold) < len(own):  # the form on the same statistic is to fail within the core
-            fails = next(c for c in own if c not in hold)
-            value = (min(high, fails.high + 3) + fails.high) / 2 if math.isfinite(fails.high) else (max(low, fails.low - 3) + fails.low) / 2
+        value = s.value
+        if fail:  # beyond one threshold, halfway to the next
+            c = fail[0]
+            value = (c.high + min(high, c.high + 6)) / 2 if math.isfinite(c.high) else (c.low + max(low, c.low - 6)) / 2
+        elif own:
+            value = (max(low, high - 6) + min(high, low + 6)) / 2
         made[name] = dataclasses.replace(s, value=value, error=0.001)
     return made
 

@@ -108,7 +108,7 @@ def test_every_claim_has_its_row_and_its_section(page, elements):
     sections = [attrs["id"] for tag, attrs in elements if tag == "section"]
     assert sections == [*(f"claim-{n.replace(' ', '-')}" for n in numbers), "run"]
     assert "3.0 ± 0.5" in rows[0] and "10²" in rows[0] and "under 0.1 %" in rows[0] and rows[3].count("–") == 1
-    assert "it is −3.0 ± 0.5 &amp; no more" in page and "1 do not hold" in page and "5 were not run" in page
+    assert "it is −3.0 ± 0.5 &amp; no more" in page and "Holds: 2; does not hold: 1; not run: 5." in page
 
 
 def test_what_lies_within_its_interval_of_a_threshold_is_said(page):
