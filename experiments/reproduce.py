@@ -50,7 +50,10 @@ def main(args):
         folder = cli.output_folder(args.out or f"runs/reproduce/{args.scale}" + (f"-seed={args.seed}" if args.seed else ""))
         if not hasattr(folder, "mkdir"):
             raise ValueError(f"--out={folder}: must be a folder on this machine")
-        lab = claims.Lab(scale, args.seed, folder / "lab")
+        try:
+            lab = claims.Lab(scale, args.seed, folder / "lab")
+        except ValueError as error:
+            raise ValueError(f"--out={error}. Choose another") from None
         lim.check_compiler(scale.length * default_chunk(scale.qwen2, scale.length, scale.probes), scale.qwen2.width)
     failed = measure(lab, list(dict.fromkeys(name for claim in wanted(args) for name in claim.needs)))
     findings = [claims.judge(claim, lab) for claim in claims.CLAIMS]
@@ -70,7 +73,7 @@ def measure(lab, names) -> int:
     try:
         with cli.interruptible(), cli.progress(total=sum(map(lab.lacking, names)), unit="network") as bar:
             for name in names:
-                bar.set_description(name)
+                bar.set_description(name, refresh=False)
                 for error in lab.measure(name):
                     failed += bool(error)
                     bar.update()

@@ -851,9 +851,9 @@ CLAIMS = (
         (
             _above("primacy", "the first position does not stand above the middle: {primacy}"),
             _above("recency", "the last position does not stand above the middle: {recency}"),
-            Condition("standard", False, "a factorial law has slope 1 (1.1 to 1.2 at these depths); a quarter below or a third above is another law",
-                      "of the standard block the middle does not fall factorially but as a power of H, exponent {power} (slope in ln (H−1)! "
-                      "{standard}); {constant} at a constant α, {none} without residual, {averaging} there with exact averaging",
+            Condition("standard", False, "a factorial law has slope 1 (1.1 to 1.2 at finite depth); a quarter off is another law",
+                      "against ln (H−1)! the middle of the standard block falls with slope {standard}, as a power of H with exponent {power}; "
+                      "slopes are {constant} at a constant α, {none} without residual and {averaging} there with exact averaging",
                       low=0.75, high=4 / 3),
         ),
         ("standard", "power"),
