@@ -146,8 +146,12 @@ BAD_TRAIN = [
 ]
 
 
-@pytest.mark.parametrize("name, cases", [("ablate", BAD_ABLATE), ("measure", BAD_MEASURE), ("bench", BAD_BENCH), ("train", BAD_TRAIN)], ids=lambda v: v if isinstance(v, str) else "")
-def test_bad_input_is_one_line_and_status_2(name, cases, tmp_path):
+BAD = dict(ablate=BAD_ABLATE, measure=BAD_MEASURE, bench=BAD_BENCH, train=BAD_TRAIN)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_status_2(name, tmp_path):
+    cases = BAD[name]
     (tmp_path / "file").touch()
     (tmp_path / "short.txt").write_text("short\n")
     small = lim.Config.preset("small")
