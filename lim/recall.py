@@ -22,6 +22,7 @@ import numpy as np
 from flax import nnx
 from scipy import optimize, stats
 
+from lim import ladder
 from lim.model import Decoder, check_length, graphdef, params_of
 from lim.switches import Switches
 from lim.theory import kernel
@@ -293,6 +294,18 @@ def flattening_skip(task: Task, config, bounds=SKIPS) -> Switches:
 # ---- training under one of them ----
 
 
+def network(task: Task, layers: int = 2, width: int = 64):
+    """The Config that learns the task in minutes: `lim.ladder.shape`, with the task's tokens.
+
+    Its initial spread keeps width·init_std² at that of Qwen2-0.5B; at 0.02, as wide networks have it, attention at birth
+    is so even that a narrow one takes several times as long to find out about keys.
+
+    Raises:
+      ValueError: the width is not a multiple of 64.
+    """
+    return ladder.shape(width, layers, task.length).replace(vocab=task.vocab)
+
+
 @dataclasses.dataclass(frozen=True)
 class Curve:
     """Recall along a training.
@@ -438,7 +451,8 @@ FORMS = {
     "numbers": "five digits",
     "uuids": "random UUIDs (version 4)",
 }
-TEMPLATE = "Key-value pairs:\n\n{key}: {value}\n...\n\nWhat is the value of the key {key}?\n\n{key}: {value}"
+HEADER, QUESTION = "Key-value pairs:\n\n", "\nWhat is the value of the key {key}?\n\n"
+TEMPLATE = HEADER + "{key}: {value}\n" + QUESTION + "{key}:"  # the second line once a pair; the answer follows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,7 +489,7 @@ def text_context(encode, pairs: int, form: str, rng) -> TextContext:
     """
     words = _words(form, 2 * pairs, rng)
     keys, values = words[:pairs], words[pairs:]
-    pieces = [np.asarray(encode("Key-value pairs:\n\n"), np.int32)]
+    pieces = [np.asarray(encode(HEADER), np.int32)]
     key_ids = [np.asarray(encode(f"{key}:"), np.int32) for key in keys]
     answers = [np.asarray(encode(f" {value}"), np.int32) for value in values]
     line_end = np.asarray(encode("\n"), np.int32)
@@ -484,8 +498,7 @@ def text_context(encode, pairs: int, form: str, rng) -> TextContext:
         pieces += [key, answer, line_end]
         ends.append(sum(map(len, pieces)))
     starts = [len(pieces[0]), *ends[:-1]]
-    questions = [np.concatenate([np.asarray(encode(f"\nWhat is the value of the key {key}?\n\n"), np.int32), ids])
-                 for key, ids in zip(keys, key_ids)]  # fmt: skip
+    questions = [np.concatenate([np.asarray(encode(QUESTION.format(key=key)), np.int32), ids]) for key, ids in zip(keys, key_ids)]
     return TextContext(np.concatenate(pieces), np.stack([starts, ends], axis=1), questions, answers)
 
 
@@ -498,7 +511,7 @@ def _words(form, count, rng):
     raise ValueError(f"form={form!r}: allowed are {', '.join(FORMS)}")
 
 
-def ask(decoder, context: TextContext, places, buffer: int, switches=Switches()):
+def ask(decoder, context: TextContext, places, buffer: int):
     """Asks about several pairs of one context, which is read only once.
 
     Args:
@@ -525,7 +538,7 @@ def ask(decoder, context: TextContext, places, buffer: int, switches=Switches())
     tokens_B = np.zeros(buffer, np.int32)
     tokens_B[:start] = context.tokens_C
     parts_PM = np.stack([np.pad(part, (0, longest - len(part))) for part in parts])
-    loss_PM, right_PM = map(np.asarray, _ask(params_of(decoder), switches.check(config), tokens_B, start, parts_PM, config=config))
+    loss_PM, right_PM = map(np.asarray, _ask(params_of(decoder), tokens_B, start, parts_PM, config=config))
     right_P, first_P, loss_P = [], [], []
     for n, loss_M, right_M in zip(places, loss_PM, right_PM):
         asked = len(context.questions[n])
@@ -537,23 +550,22 @@ def ask(decoder, context: TextContext, places, buffer: int, switches=Switches())
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _ask(params, switches, context_B, start, parts_PM, *, config):
+def _ask(params, context_B, start, parts_PM, *, config):
     """Loss of every token of each part but its first as what follows `start` tokens of context, and whether it is likeliest.
 
     Block by block the context goes through once, and each part's rows with the context's stream before them: what the
     buffer holds from `start` on lies in a causal row's future until the part is laid over it.
     """
-    decoder = nnx.merge(graphdef(config), params)
+    decoder, published = nnx.merge(graphdef(config), params), Switches()
     rows_M = start + jnp.arange(parts_PM.shape[1])
 
     def laid(over, part):
         return jax.lax.dynamic_update_slice_in_dim(over, part, start, axis=0)
 
-    def step(streams, layer):
-        block, own = layer
+    def step(streams, block):
         x_BD, parts_PMD = streams
-        parts_PMD = jax.lax.map(lambda part_MD: block(laid(x_BD, part_MD), own, rows_M), parts_PMD)
-        return (block(x_BD, own), parts_PMD), None
+        parts_PMD = jax.lax.map(lambda part_MD: block(laid(x_BD, part_MD), published, rows_M), parts_PMD)
+        return (block(x_BD, published), parts_PMD), None
 
     def scores(part):
         hidden_MD, part_M = part
@@ -561,10 +573,9 @@ def _ask(params, switches, context_B, start, parts_PM, *, config):
         target_M1 = part_M[1:, None]
         return -jnp.take_along_axis(log_p_MV, target_M1, axis=1)[:, 0], jnp.argmax(log_p_MV, axis=1) == target_M1[:, 0]
 
-    embedded_PMD = jax.lax.map(lambda part_M: decoder.embed(laid(context_B, part_M), switches)[rows_M], parts_PM)
-    layers = decoder.blocks, switches.per_layer(config.layers)
-    (_, parts_PMD), _ = jax.lax.scan(step, (decoder.embed(context_B, switches), embedded_PMD), layers)
-    return jax.lax.map(scores, (decoder.hidden(parts_PMD, switches), parts_PM))
+    embedded_PMD = jax.lax.map(lambda part_M: decoder.embed(laid(context_B, part_M))[rows_M], parts_PM)
+    (_, parts_PMD), _ = jax.lax.scan(step, (decoder.embed(context_B), embedded_PMD), decoder.blocks)
+    return jax.lax.map(scores, (decoder.hidden(parts_PMD), parts_PM))
 
 
 def pair_influence(influence_T, context: TextContext):

@@ -1,0 +1,303 @@
+"""Recall of a key-value pair by its place in the context: the U-shaped curve of a network that learns in minutes.
+
+    python -m experiments.recall
+    python -m experiments.recall --intervention=curriculum
+    python -m experiments.recall --compare --seeds=5
+    python -m experiments.recall --weights=DIR --form=uuids
+
+Trains a network from birth on contexts of pairs followed by questions, and draws its accuracy against the place of the
+right pair, at birth, along training and at the end. `--compare` trains every intervention with the same steps, batches
+and contexts over several seeds, each run in a folder of its own, so that a killed comparison goes on and several
+processes can share it. `--weights` asks a language model the same in text, beside the influence of each pair.
+"""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+from absl import flags
+from scipy import integrate
+
+import lim
+from experiments import cli
+from lim import plot, profile, recall, tokens
+from lim.influence import default_chunk
+from lim.train import Recipe
+
+TRAINING = ("questions", "keys", "values", "layers", "width", "steps", "batch", "learning_rate", "evaluations")
+OF_TEXT = ("form", "contexts", "places", "probes", "profiles")
+
+
+def fraction(text):
+    """Reader of a positive number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{text!r}: allowed are positive numbers")
+    return value
+
+
+def define_flags():
+    cli.define("pairs", cli.integer(2), None, "pairs in a context; default 32, with --weights 60")
+    cli.define("questions", cli.integer(1), 8, "questions in a training sequence, each about another pair")
+    cli.define("keys", cli.integer(2), 64, "how many different keys there are")
+    cli.define("values", cli.integer(2), 32, "how many different values there are")
+    cli.define("layers", cli.integer(1), 2, "number of blocks")
+    cli.define("width", cli.integer(64), 64, "width of the stream, a multiple of 64")
+    cli.define("steps", cli.integer(1), 1500, "updates")
+    cli.define("batch", cli.integer(1), 32, "sequences in an update")
+    cli.define("learning_rate", fraction, 3e-3, "its peak")
+    cli.define("evaluations", cli.integer(1), 15, "how often recall is measured along training")
+    cli.define("held_out", cli.integer(1), 128, "held-out questions about each place, whenever recall is measured")
+    cli.define("seed", cli.integer(0), 0, "of weights, batches and questions; the first one with --compare")
+    flags.DEFINE_enum("intervention", "none", list(recall.INTERVENTIONS),
+                      "; ".join(f"{name}: {what}" for name, what in recall.INTERVENTIONS.items()))  # fmt: skip
+    flags.DEFINE_bool("compare", False, "train under every intervention, over several seeds")
+    cli.define("seeds", cli.integer(2), None, "how many, with --compare; default 5")
+    cli.define("shard", cli.shard, None, "i/n, with --compare: do the i-th of n parts of the runs, beside other processes")
+    flags.DEFINE_string("weights", None, "ask the language model in this folder with safetensors and a tokenizer, or hub id, in "
+                        f"text, {recall.TEMPLATE!r}, the second line once a pair; an answer is right if each of its tokens is the likeliest")  # fmt: skip
+    flags.DEFINE_enum("form", "numbers", list(recall.FORMS),
+                      "keys and values in text; " + "; ".join(f"{name}: {what}" for name, what in recall.FORMS.items()))  # fmt: skip
+    cli.define("contexts", cli.integer(1), 96, "contexts in text; each is asked about every place in turn")
+    cli.define("places", cli.integer(2), 11, "how many places in a context in text are asked about, evenly spaced")
+    cli.define("profiles", cli.integer(1), 3, "of how many prompts in text the influence profile is measured")
+    cli.define("probes", cli.integer(2), 4, "random directions that are pulled back for it")
+    flags.DEFINE_string("out", None, "folder for figures and results.json; default runs/recall/FLAGS")
+
+
+def folder_of(args):
+    """The folder for results: by default named after the flags that say what is done."""
+    said = cli.given(args, ["intervention", "pairs", *TRAINING, "held_out", "seed", "compare", "seeds", "weights", *OF_TEXT])
+    return cli.output_folder(args.out or f"runs/recall/{cli.slug(said)}")
+
+
+def refuse_strays(args):
+    """Refuses flags that say nothing about what is asked for.
+
+    Raises:
+      ValueError: names them.
+    """
+    strays = [] if args.weights else list(cli.given(args, OF_TEXT))
+    if args.weights:
+        strays += cli.given(args, [*TRAINING, "intervention", "compare", "held_out"])
+    if strays:
+        raise ValueError(f"--{', --'.join(strays)}: {'is' if len(strays) == 1 else 'are'} not for "
+                         + ("a model with --weights" if args.weights else "training, but for --weights"))  # fmt: skip
+    if not args.compare and (args.seeds or args.shard):
+        raise ValueError(f"--{'seeds' if args.seeds else 'shard'}: is for --compare")
+    if args.compare and args["intervention"].present:
+        raise ValueError("--compare, --intervention: give one of them")
+
+
+# ---- training ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training to do: its task, network, recipe and intervention."""
+
+    task: recall.Task
+    config: lim.Config
+    recipe: Recipe
+    chosen: recall.Intervention
+
+    @classmethod
+    def of(cls, args, name, seed):
+        task = recall.Task(args.pairs or 32, args.questions, args.keys, args.values, seed)
+        config = recall.network(task, args.layers, args.width)
+        recipe = Recipe(args.steps, args.batch, learning_rate=args.learning_rate, weight_decay=0.01, warmup=0.1)  # one recipe, one compilation
+        return cls(task, config, recipe, recall.intervention(name, task, config))
+
+    def train(self, folder, args, desc) -> recall.Curve:
+        """The trained run's curve; shows progress."""
+        with cli.progress(total=self.recipe.steps, desc=desc, unit="step") as bar:
+            return recall.train(self.task, self.config, self.recipe, self.chosen, folder, evaluations=min(args.evaluations, args.steps),
+                                count=args.held_out, on_step=lambda step: bar.update(step - bar.n))  # fmt: skip
+
+
+def chance(task):
+    """What answers at random reach who know the values of the context: label and accuracy."""
+    # a value drawn among the N of the context is right if it is the asked pair's, or by chance equal to it
+    return "any value of the context", (1 + (task.pairs - 1) / task.values) / task.pairs
+
+
+def one(args, folder, run):
+    """Trains once, prints accuracy by place, draws the curve."""
+    curve = run.train(folder, args, run.chosen.name)
+    final = curve.final
+    low_N, high_N = final.interval()
+    crossed_N = recall.crossings(curve.steps_S, curve.accuracy_SN)
+    print(f"\nRecall after {args.steps} steps by the place of the pair, {curve.count} questions each (95 % Wilson intervals), and the step "
+          "at which half of the answers were right")  # fmt: skip
+    print(cli.table(["place", "accuracy", "from", "to", "loss", "half at step"], [
+        [n + 1, f"{final.accuracy_N[n]:.3f}", f"{low_N[n]:.3f}", f"{high_N[n]:.3f}", cli.number(final.loss_N[n], final.loss_se_N[n]), step_text(crossed_N[n])]
+        for n in range(run.task.pairs)]))  # fmt: skip
+    thirds = recall.thirds(final.accuracy_N)
+    print("\nmean accuracy: first third {:.3f}, middle {:.3f}, last {:.3f}".format(*thirds))
+    if run.chosen.switches.residual is not None:
+        print(skip_line(run))
+    shown = [s for s in range(len(curve.steps_S)) if s == 0 or s == len(curve.steps_S) - 1 or s % max(1, len(curve.steps_S) // 5) == 0]
+    curves = {("at birth" if s == 0 else f"step {curve.steps_S[s]}"): (
+        curve.accuracy_SN[s], *((low_N, high_N) if s == len(curve.steps_S) - 1 else (None, None))) for s in shown}  # fmt: skip
+    losses = {label: (curve.loss_SN[s], None, None) for label, s in zip(curves, shown)}
+    panels = [plot.Panel("share of right answers", curves, floor=chance(run.task), ordered=True, ylim=(-0.02, 1.02)),
+              plot.Panel("loss of the answer, nats", losses, ordered=True)]  # fmt: skip
+    plot.save(plot.place_figure(panels, title=f"Recall by place ({run.chosen.name})", caption=cli.command()), folder / "recall.png")
+    return dict(run=run, curve=curve, wilson=[low_N, high_N], crossings=crossed_N, thirds=thirds)
+
+
+def step_text(step):
+    return f"{step:.0f}" if math.isfinite(step) else "never"
+
+
+def skip_line(run):
+    """What the skips' weights do to the predicted profile."""
+    before, after = (recall.birth_profile(run.task, run.config, s) for s in (lim.Switches(), run.chosen.switches))
+    weights = ", ".join(f"{r:.3g}" for r in run.chosen.switches.residual)
+    return (f"skips of weight {weights}: kernel theory's spread of ln influence over places "
+            f"{recall.spread(before):.3f} → {recall.spread(after):.3f}")  # fmt: skip
+
+
+# ---- comparison ----
+
+
+def compare(args, folder):
+    """Does this process's part of the runs, and shows the whole where it is there."""
+    seeds = range(args.seed, args.seed + (args.seeds or 5))
+    runs = {(name, seed): Run.of(args, name, seed) for seed in seeds for name in recall.INTERVENTIONS}
+    part, parts = map(int, (args.shard or "0/1").split("/"))
+    for i, ((name, seed), run) in enumerate(runs.items()):
+        at = folder / name / f"seed{seed}"
+        if i % parts == part and not (at / "result.json").exists():
+            at.mkdir(parents=True, exist_ok=True)
+            curve = run.train(at, args, f"{name}, seed {seed}")
+            cli.write_json(at / "result.json", dict(about=about(run, args), curve=curve))
+    curves, missing = {}, []
+    for (name, seed), run in runs.items():
+        path = folder / name / f"seed{seed}" / "result.json"
+        if not path.exists():
+            missing.append(f"{name}/seed{seed}")
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["about"] != json.loads(json.dumps(about(run, args))):
+            raise ValueError(f"{path}: holds another training; choose another --out")
+        fields = {key: np.array(value, np.float64) if isinstance(value, list) else value for key, value in result["curve"].items()}
+        curves[name, seed] = recall.Curve(**fields)
+    if missing:
+        print(f"{len(curves)} of {len(runs)} runs are done; missing are {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
+        return None
+    return {name: [curves[name, seed] for seed in seeds] for name in recall.INTERVENTIONS}, runs["skip", args.seed]
+
+
+def about(run, args):
+    """What makes a run's result this run's."""
+    return dict(task=dataclasses.asdict(run.task), config=dataclasses.asdict(run.config), recipe=dataclasses.asdict(run.recipe),
+                intervention=run.chosen.name, held_out=args.held_out)  # fmt: skip
+
+
+MEASURES = {
+    "first third": lambda curve: recall.thirds(curve.accuracy_SN[-1])[0],
+    "middle third": lambda curve: recall.thirds(curve.accuracy_SN[-1])[1],
+    "last third": lambda curve: recall.thirds(curve.accuracy_SN[-1])[2],
+    "lowest/ends": lambda curve: recall.valley(curve.accuracy_SN[-1]),
+    "loss": lambda curve: float(np.mean(curve.loss_SN[-1])),
+    "middle half at": lambda curve: middle_crossing(curve),
+}
+
+
+def middle_crossing(curve):
+    """The step at which the middle third's mean accuracy reaches one half."""
+    middle_S = [recall.thirds(accuracy_N)[1] for accuracy_N in curve.accuracy_SN]
+    return float(recall.crossings(curve.steps_S, np.array(middle_S)[:, None])[0])
+
+
+def show(args, folder, curves, skip_run):
+    """Tables, sentences and the figure of a comparison."""
+    measured = {name: {key: np.array([measure(c) for c in cs]) for key, measure in MEASURES.items()} for name, cs in curves.items()}
+    seeds = len(curves["none"])
+    print(f"\nAt the end, over {seeds} seeds: mean accuracy by place, the lowest place over the mean of the two ends, mean loss in nats, "
+          "and the step at which\nhalf of the answers about the middle third were right (± half a 95 % Student interval)")  # fmt: skip
+    print(cli.table(["intervention", *MEASURES], [[name, *(with_interval(v) for v in values.values())] for name, values in measured.items()]))
+    print("\nDifference from plain training of the same seed (± half a 95 % Student interval over seeds)")
+    differences = {name: {key: minus(values[key], measured["none"][key]) for key in MEASURES}
+                   for name, values in measured.items() if name != "none"}  # fmt: skip
+    print(cli.table(["intervention", *MEASURES], [[name, *(with_interval(d, sign=True) for d in each.values())] for name, each in differences.items()]))
+    print("\n" + skip_line(skip_run))
+    print("\n" + "\n".join(verdict(name, each) for name, each in differences.items()))
+    panels = [plot.Panel("share of right answers at the end", {name: band([c.accuracy_SN[-1] for c in cs]) for name, cs in curves.items()},
+                         floor=chance(skip_run.task), ylim=(-0.02, 1.02)),
+              plot.Panel("share of right answers, mean along training",
+                         {name: band([trapezoid(c) for c in cs]) for name, cs in curves.items()}, ylim=(-0.02, 1.02))]  # fmt: skip
+    plot.save(plot.place_figure(panels, title=f"Recall by place, {seeds} seeds (bands: 95 % of the mean)", caption=cli.command()), folder / "compare.png")
+    return dict(measured=measured, differences=differences)
+
+
+def trapezoid(curve):
+    """Mean accuracy over the steps of training, [N]."""
+    return integrate.trapezoid(curve.accuracy_SN, curve.steps_S, axis=0) / curve.steps_S[-1]
+
+
+def minus(values_S, baseline_S):
+    """Differences by seed; NaN where both never reached the level."""
+    with np.errstate(invalid="ignore"):
+        return values_S - baseline_S
+
+
+def band(rows_SN):
+    """Mean over seeds and the limits of its interval."""
+    means, halves = zip(*(recall.t_interval(values_S) for values_S in np.transpose(rows_SN)))
+    return np.array(means), np.subtract(means, halves), np.add(means, halves)
+
+
+def with_interval(values_S, sign=False):
+    """Mean and half interval as text; how many seeds have a finite number where not all do."""
+    finite = np.isfinite(values_S)
+    if not finite.all():
+        return f"{finite.sum()} of {len(values_S)} seeds"
+    mean, half = recall.t_interval(values_S)
+    text = cli.number(mean, half)
+    return "+" + text if sign and mean > 0 and not text.startswith("(") else text
+
+
+def verdict(name, differences):
+    """What the paired differences carry, in a sentence."""
+    def clear(key):
+        if not np.all(np.isfinite(differences[key])):
+            return 0
+        mean, half = recall.t_interval(differences[key])
+        return 0 if abs(mean) <= half else int(np.sign(mean))
+
+    def change(key):
+        return with_interval(differences[key], sign=True)
+
+    middle = {1: "raises", 0: "does not clearly change", -1: "lowers"}[clear("middle third")]
+    sentence = f"{name} {middle} the middle third's accuracy ({change('middle third')})"
+    sentence += {1: ", makes the valley shallower", 0: "", -1: ", deepens the valley"}[clear("lowest/ends")]
+    elsewhere = [f"{key} {change(key)}" for key in ("first third", "last third", "loss") if clear(key)]
+    return sentence + ("; elsewhere: " + ", ".join(elsewhere) if elsewhere else "; no clear change elsewhere") + "."
+
+
+def main(args):
+    with cli.refusing():
+        refuse_strays(args)
+        folder = folder_of(args)
+        run = None if args.weights else Run.of(args, args.intervention, args.seed)
+        provenance = cli.provenance()
+    with cli.refusing(), cli.interruptible():
+        if args.compare:
+            done = compare(args, folder)
+            found = show(args, folder, *done) if done else None
+        else:
+            found = one(args, folder, run)
+    if found is not None:
+        cli.write_json(folder / "results.json", dict(provenance=provenance, flags=cli.flag_values(args)) | found)
+        print(f"\nwrote {folder / 'results.json'} and the figure beside it")
+
+
+if __name__ == "__main__":
+    define_flags()
+    cli.run(main)
