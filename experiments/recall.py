@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 from absl import flags
-from scipy import integrate
+from scipy import integrate, stats
 
 import lim
 from experiments import cli
@@ -281,14 +281,81 @@ def verdict(name, differences):
     return sentence + ("; elsewhere: " + ", ".join(elsewhere) if elsewhere else "; no clear change elsewhere") + "."
 
 
+# ---- a language model in text ----
+
+
+def load(args):
+    """The language model, its contexts, the places asked about and the room for a prompt with its answer.
+
+    Raises:
+      ValueError: names the flag, its value and what is allowed.
+    """
+    pairs = args.pairs or 60
+    if args.places > pairs:
+        raise ValueError(f"--places={args.places}: allowed are 2 to {pairs}, the pairs")
+    if args.profiles > args.contexts:
+        raise ValueError(f"--profiles={args.profiles}: allowed are 1 to {args.contexts}, the contexts")
+    decoder = lim.Decoder.from_pretrained(args.weights)
+    encode = tokens.encoder(args.weights, decoder.config.vocab)
+    contexts = [recall.text_context(encode, pairs, args.form, np.random.default_rng([args.seed, i])) for i in range(args.contexts)]
+    places = np.round(np.linspace(0, pairs - 1, args.places)).astype(int)
+    room = max(context.room(places) for context in contexts)
+    if room > decoder.config.max_length:
+        raise ValueError(f"--pairs={pairs}: prompts reach {room} tokens, and {args.weights} holds at most {decoder.config.max_length} positions")
+    if args.probes > decoder.config.width:
+        raise ValueError(f"--probes={args.probes}: allowed are 2 to {decoder.config.width}")
+    lim.check_compiler(room * default_chunk(decoder.config, room, args.probes), decoder.config.width)
+    return decoder, contexts, places, room
+
+
+def in_text(args, folder, decoder, contexts, places, room):
+    """Asks every context about every place, measures influence profiles, prints and draws both."""
+    asked = [recall.ask(decoder, context, places, room) for context in cli.progress(contexts, desc="asking", unit="context")]
+    right_PB, first_PB, loss_PB = (np.stack(column, axis=1) for column in zip(*asked))
+    found = recall.Recall.of(right_PB, loss_PB)
+    low_P, high_P = found.interval()
+    about_P = places[np.round(np.linspace(0, len(places) - 1, args.profiles)).astype(int)]
+    profiles_WN = []
+    for context, n in cli.progress(list(zip(contexts, about_P)), desc="influence", unit="prompt"):
+        prompt = context.prompt(n)
+        padded = np.pad(prompt, (0, room - len(prompt)))  # behind what is read, so without influence: one compilation for all
+        measured = lim.influence(decoder, padded, read=len(prompt) - 1, probes=args.probes, seed=args.seed)
+        profiles_WN.append(recall.pair_influence(measured.influence_L, context))
+    median_N, error_N = profile.median_profile(np.array(profiles_WN), logs=True)
+    print(f"\n{args.weights}, {len(contexts)} contexts of {len(median_N)} pairs, about {len(contexts[0].tokens_C)} tokens: recall by the place of the "
+          "pair (95 % Wilson intervals; right:\nevery token of the answer is the likeliest), loss of the answer in nats, and the pair's influence on "
+          f"the final norm's output at the\nquestion's end (median over {args.profiles} prompts)")  # fmt: skip
+    print(cli.table(["place", "accuracy", "from", "to", "first token", "loss", "influence"], [
+        [n + 1, f"{found.accuracy_N[i]:.3f}", f"{low_P[i]:.3f}", f"{high_P[i]:.3f}", f"{first_PB[i].mean():.3f}",
+         cli.number(found.loss_N[i], found.loss_se_N[i]), cli.number(median_N[n], error_N[n])] for i, n in enumerate(places)]))  # fmt: skip
+    print(f"\nrank correlation over places of influence with accuracy {correlation(median_N[places], found.accuracy_N)}, "
+          f"with loss {correlation(median_N[places], found.loss_N)}")  # fmt: skip
+    all_N = np.arange(len(median_N))
+    panels = [plot.Panel("share of right answers", {"accuracy (band: 95 %)": (found.accuracy_N, low_P, high_P)}, ylim=(-0.02, 1.02), places=places),
+              plot.Panel("loss of the answer, nats", {"loss (band: ± standard error)": (
+                  found.loss_N, found.loss_N - found.loss_se_N, found.loss_N + found.loss_se_N)}, places=places),
+              plot.Panel(plot.INFLUENCE, {f"median of {args.profiles} prompts": (median_N, None, None)}, yscale="log", places=all_N)]  # fmt: skip
+    plot.save(plot.place_figure(panels, title="Recall in text by place", caption=cli.command()), folder / "recall.png")
+    return dict(places=places, recall=found, wilson=[low_P, high_P], right=right_PB, first_token=first_PB, loss=loss_PB, influence=profiles_WN)
+
+
+def correlation(x, y):
+    """Spearman's, as text."""
+    value = stats.spearmanr(x, y).statistic if len(set(x)) > 1 and len(set(y)) > 1 else math.nan
+    return cli.number(value)
+
+
 def main(args):
     with cli.refusing():
         refuse_strays(args)
         folder = folder_of(args)
+        model = load(args) if args.weights else None
         run = None if args.weights else Run.of(args, args.intervention, args.seed)
         provenance = cli.provenance()
     with cli.refusing(), cli.interruptible():
-        if args.compare:
+        if args.weights:
+            found = in_text(args, folder, *model)
+        elif args.compare:
             done = compare(args, folder)
             found = show(args, folder, *done) if done else None
         else:

@@ -581,6 +581,7 @@ class Panel:
       floor: label and height of a level to compare with.
       ordered: the curves follow each other, so their colours do.
       yscale, ylim: as matplotlib's.
+      places: of the values, [N], counted from 0; default all.
     """
 
     ylabel: str
@@ -589,15 +590,15 @@ class Panel:
     ordered: bool = False
     yscale: str = "linear"
     ylim: tuple | None = None
+    places: np.ndarray | None = None
 
 
-def place_figure(panels, *, xlabel="place of the pair in the context", places=None, title="", caption="", width=6.5) -> Figure:
+def place_figure(panels, *, xlabel="place of the pair in the context", title="", caption="", width=6.5) -> Figure:
     """Numbers against the place they belong to, counted from 1, in panels side by side.
 
     Args:
-      panels: one or more `Panel`, of as many places each.
+      panels: one or more `Panel`.
       xlabel, title, caption, width: as in `influence_figure`.
-      places: the places, [N], counted from 0; default all.
 
     Raises:
       ValueError: there is no panel.
@@ -612,7 +613,7 @@ def place_figure(panels, *, xlabel="place of the pair in the context", places=No
             if panel.ordered:
                 colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, len(panel.curves)))
             for i, (label, (values_N, low_N, high_N)) in enumerate(panel.curves.items()):
-                x_N = 1 + (np.arange(len(values_N)) if places is None else np.asarray(places))
+                x_N = 1 + (np.arange(len(values_N)) if panel.places is None else np.asarray(panel.places))
                 ax.plot(x_N, values_N, color=colors[i % len(colors)], lw=1.3, marker="o", ms=2.2, label=label)
                 if low_N is not None:
                     ax.fill_between(x_N, low_N, high_N, color=colors[i % len(colors)], alpha=0.18, lw=0)

@@ -475,6 +475,10 @@ class TextContext:
         """Context and question about pair n, without the answer."""
         return np.concatenate([self.tokens_C, self.questions[n]])
 
+    def room(self, places) -> int:
+        """Tokens that the context and the longest of these pairs' questions, with its answer, take; rounded up to whole eights."""
+        return len(self.tokens_C) + 8 * math.ceil(max(len(self.questions[n]) + len(self.answers[n]) for n in places) / 8)
+
 
 def text_context(encode, pairs: int, form: str, rng) -> TextContext:
     """A random context of distinct keys and values, after `TEMPLATE`.
@@ -530,14 +534,12 @@ def ask(decoder, context: TextContext, places, buffer: int):
     config = decoder.config
     check_length(config, buffer)
     parts = [np.concatenate([context.questions[n], context.answers[n]]) for n in places]
-    longest = max(map(len, parts))
-    longest += -longest % 8  # few different shapes
-    start = len(context.tokens_C)
-    if start + longest > buffer:
-        raise ValueError(f"buffer={buffer}: must be at least {start + longest}, for context, question and answer")
+    start, room = len(context.tokens_C), context.room(places)
+    if room > buffer:
+        raise ValueError(f"buffer={buffer}: must be at least {room}, for context, question and answer")
     tokens_B = np.zeros(buffer, np.int32)
     tokens_B[:start] = context.tokens_C
-    parts_PM = np.stack([np.pad(part, (0, longest - len(part))) for part in parts])
+    parts_PM = np.stack([np.pad(part, (0, room - start - len(part))) for part in parts])
     loss_PM, right_PM = map(np.asarray, _ask(params_of(decoder), tokens_B, start, parts_PM, config=config))
     right_P, first_P, loss_P = [], [], []
     for n, loss_M, right_M in zip(places, loss_PM, right_PM):
