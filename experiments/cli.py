@@ -76,6 +76,21 @@ def integer(low, high=None):
     return read
 
 
+def real(low, high=math.inf):
+    """A reader of numbers in a range."""
+
+    def read(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ValueError(f"{text!r}: allowed are numbers of at least {low}" + (f", at most {high}" if high < math.inf else ""))
+        return value
+
+    return read
+
+
 class Single(flags.ArgumentParser):
     """One value, read by one function that raises ValueError."""
 
@@ -338,6 +353,24 @@ def interruptible():
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def stopping():
+    """Yields a function that tells whether Ctrl-C or SIGTERM came, for work that stops by itself; a second one ends it at once."""
+    came = []
+
+    def note(number, _):
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def provenance():

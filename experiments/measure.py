@@ -14,7 +14,7 @@ from absl import flags
 
 import lim
 from experiments import cli
-from lim import plot, profile, rollout, tokens
+from lim import checkpoint, plot, profile, rollout, tokens
 from lim.influence import default_chunk
 from lim.theory import kernel, paper
 
@@ -59,7 +59,7 @@ def load(args):
         windows_WL = np.stack([lim.random_tokens(config.vocab, args.length, args.seed + w) for w in range(args.windows)])
     else:
         text = tokens.standard_text() if args.tokens is None else tokens.read_text(args.tokens)
-        ids = tokens.encode(text, None if decoder is None else args.weights, config.vocab)
+        ids = tokens.encode(text, None if decoder is None else checkpoint.tokenizer_of(args.weights), config.vocab)
         windows_WL = tokens.windows(ids, args.length, args.windows)
     return decoder, config, windows_WL, switches
 
@@ -101,16 +101,7 @@ def birth_theory(config, windows_WL, switches, args):
 
 def row(name, profiles_WL, at_birth):
     """One line of the table, with jackknife errors over windows or seeds."""
-    middle_L, _ = combine(profiles_WL, at_birth)
-    if at_birth:
-        s = profile.summarize_seeds(profiles_WL)
-    else:
-        # the windows' ratios scatter by factors: their relative error goes with the ratio of the median profile
-        errors = {}
-        for key, ratio in profile.ratios(middle_L).items():
-            (median,), (error,) = profile.median_profile([[profile.ratios(p)[key]] for p in profiles_WL], logs=True)
-            errors[key] = ratio * error / median
-        s = profile.summarize(middle_L, errors)
+    s = profile.summarize_seeds(profiles_WL) if at_birth else profile.summarize_windows(profiles_WL)
     return s, [name, s.shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
                cli.number(s.anchor, s.anchor_se), str(s.valley + 1), cli.number(s.middle_over_valley), cli.number(s.last)]  # fmt: skip
 

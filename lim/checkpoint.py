@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from lim import train
 from lim.config import Config
 from lim.model import Decoder, birth_params, from_params
 
@@ -73,7 +74,7 @@ _CONVERT = 'AutoModelForCausalLM.from_pretrained("OLD").save_pretrained("NEW") o
 
 
 def load(source, dtype=jnp.float32) -> Decoder:
-    """The Decoder of a Hugging Face checkpoint of family gpt2, qwen2 or llama.
+    """The Decoder of a Hugging Face checkpoint of family gpt2, qwen2 or llama, or of a training's folder (see `lim.train`).
 
     The tensors go one at a time into the stacked arrays and no weights are drawn first, so at its peak the memory
     holds the model and one or two of its tensors.
@@ -95,6 +96,8 @@ def load(source, dtype=jnp.float32) -> Decoder:
     if dtype.name not in _DTYPES:
         raise ValueError(f"dtype={dtype.name}: allowed are {', '.join(_DTYPES)}")
     folder = _folder(source)
+    if train.about(folder) is not None:
+        return train.trained(folder)
     config = Config.from_hf(folder)
     leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: birth_params(config, jax.random.key(0))))
     stacks = {".".join(key.key for key in path): np.empty(leaf.shape, dtype) for path, leaf in leaves}
@@ -107,6 +110,18 @@ def load(source, dtype=jnp.float32) -> Decoder:
         raise ValueError(f"{folder}: cannot be loaded ({count}):" + "".join(f"\n  {fault}" for fault in faults))
     arrays = [jnp.asarray(stacks.pop(place)) for place in list(stacks)]  # popped: held no longer than needed
     return from_params(config, jax.tree.unflatten(tree, arrays))
+
+
+def config_of(source) -> Config:
+    """The Config of a checkpoint, its weights not read; arguments and errors as `load`."""
+    folder = _folder(source)
+    return Config.from_hf(folder) if (said := train.about(folder)) is None else Config(**said["config"])
+
+
+def tokenizer_of(source):
+    """What `lim.tokens.encode` takes as the tokenizer of a checkpoint: its source, or that of a training (None for bytes)."""
+    said = train.about(source)
+    return source if said is None else said["tokenizer"]
 
 
 def _folder(source) -> pathlib.Path:

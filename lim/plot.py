@@ -669,6 +669,72 @@ def bundle_figure(profiles, *, axis, title="", caption="", ylabel=INFLUENCE, dec
     return fig
 
 
+def life_figure(steps, profiles_ML, *, caption="", width=6.5) -> Figure:
+    """A valley's life: influence over its mean, by position and by the number of updates, a row for each measured step.
+
+    Args:
+      steps: numbers of updates, ascending, [M].
+      profiles_ML: influence, positive.
+      caption, width: as in `influence_figure`.
+    """
+    profiles_ML = profile.check_profiles(profiles_ML)
+    share_ML = profiles_ML / profiles_ML.mean(axis=1, keepdims=True)
+    length = profiles_ML.shape[1]
+    lines = _wrapped(caption, width - 0.2)
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(width, 1.5 + 0.22 * len(steps) + CAPTION_LINE * len(lines)), layout="constrained")
+        ax = fig.subplots()
+        seen = share_ML[share_ML > 0]
+        edge = 0.25 / length  # an axis of logits has no 0 and no 1
+        borders = np.concatenate([[edge], np.arange(1, length) / length, [1 - edge]])
+        image = ax.pcolormesh(borders, np.arange(len(steps) + 1), share_ML, norm=LogNorm(seen.min(), seen.max()), cmap="viridis", rasterized=True)
+        _position_axis(ax, length, width - 1.8)
+        ax.set_xlim(edge, 1 - edge)
+        ax.set_yticks(np.arange(len(steps)) + 0.5, [str(step) for step in steps])
+        ax.set(xlabel="position", ylabel="updates")
+        ax.tick_params(axis="y", length=0)
+        fig.colorbar(image, ax=ax, label="influence / its mean over positions")
+        if caption:
+            fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
+    return fig
+
+
+def lines_figure(x, series, *, xlabel, ylabel, levels=None, title="", caption="", yscale="linear", width=6.5) -> Figure:
+    """Lines over an evenly divided axis, with bands.
+
+    Args:
+      x: [X].
+      series: label → (y_X, error_X): a band of one error on either side, or None.
+      levels: label → height of a dashed line.
+      xlabel, ylabel, title, caption, width: as in `influence_figure`.
+      yscale: "linear" or "log".
+
+    Raises:
+      ValueError: there is no series.
+    """
+    if not series:
+        raise ValueError("series: must hold at least one")
+    lines = _wrapped(caption, width - 0.2)
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(width, 0.5 * width + CAPTION_LINE * len(lines)), layout="constrained")
+        ax = fig.subplots()
+        colors = (MEASURED, *PREDICTED)
+        for i, (label, (y_X, error_X)) in enumerate(series.items()):
+            color = colors[i % len(colors)]
+            ax.plot(x, y_X, color=color, linewidth=1.3, marker="o", markersize=2.5, label=label)
+            if error_X is not None:
+                ax.fill_between(x, np.subtract(y_X, error_X), np.add(y_X, error_X), color=color, alpha=0.18, linewidth=0)
+        for label, level in (levels or {}).items():
+            ax.axhline(level, color=SOFT, linestyle=DASHES[0], linewidth=1, label=label)
+        ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+        ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+        ax.legend()
+        ax.set_title(title, loc="left", fontsize=9, fontweight="bold")
+        if caption:
+            fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
+    return fig
+
+
 def heat_figure(panels, *, rows, cols, row_names, col_names, label, caption="", width=6.5) -> Figure:
     """One number per cell over two axes of a grid, on a logarithmic scale of colours, each written in its field.
 

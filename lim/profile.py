@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import numpy as np
+import scipy.ndimage
 import scipy.special
 import scipy.stats
 
@@ -140,6 +141,22 @@ def summarize_seeds(profiles_SL) -> Summary:
     return summarize(rms(profiles_SL), jackknife(ratios, profiles_SL)[1])
 
 
+def summarize_windows(profiles_WL) -> Summary:
+    """`summarize` of the median over text windows of one network, with standard errors over windows.
+
+    The windows' ratios scatter by factors, so each error is that of the median ratio's logarithm, times the ratio.
+
+    Raises:
+      ValueError: as `rms`.
+    """
+    middle_L, _ = median_profile(profiles_WL)
+    errors = {}
+    for key, ratio in ratios(middle_L).items():
+        (median,), (error,) = median_profile([[ratios(profile_L)[key]] for profile_L in profiles_WL], logs=True)
+        errors[key] = ratio * error / median
+    return summarize(middle_L, errors)
+
+
 def rms(profiles_SL):
     """Root mean square over seeds, [L]: what theory predicts, since it is squares that add over random weights.
 
@@ -226,6 +243,71 @@ def _median_error(sorted_WL):
     half = (windows + 1) / 2
     weight_W = np.diff(scipy.special.betainc(half, half, np.arange(windows + 1) / windows))
     return np.sqrt(weight_W @ (sorted_WL - weight_W @ sorted_WL) ** 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundaries:
+    """Influence around the boundaries of documents, against the same places of other windows.
+
+    The unit is ln influence above its running median. `d` is Cohen's: the difference in units of the scatter of all positions.
+
+    Attributes:
+      count: boundaries that were averaged.
+      offsets_O: positions from the boundary; 0 is the separator, 1 the document's first token.
+      aligned_O, shuffled_O: mean over boundaries, and its mean over shuffles.
+      spread_O: standard deviation of the mean over shuffles: its standard error if boundaries meant nothing.
+      d_O: (aligned - shuffled) / scatter.
+      peak, peak_p: the offset from 0 on at which |d| is largest, and the share of shuffles whose largest |d| there is no smaller.
+    """
+
+    count: int
+    offsets_O: np.ndarray
+    aligned_O: np.ndarray
+    shuffled_O: np.ndarray
+    spread_O: np.ndarray
+    d_O: np.ndarray
+    peak: int
+    peak_p: float
+
+
+def boundaries(profiles_WL, boundary_WL, radius: int = 8, shuffles: int = 2000, seed: int = 0) -> Boundaries:
+    """How much more influence there is near boundaries than the neighbourhood has, with shuffled controls.
+
+    Each profile is taken as ln influence less its running median over 4·radius + 1 positions, which takes out the U. A
+    shuffle deals the windows' boundaries to other windows, so that controls lie at the same positions.
+
+    Args:
+      profiles_WL: influence, positive.
+      boundary_WL: where boundaries are.
+      radius: offsets that are looked at, on either side; boundaries nearer than 2·radius to an end are left out.
+      shuffles, seed: of the controls.
+
+    Raises:
+      ValueError: there is no boundary to average, or only one window.
+    """
+    profiles_WL, boundary_WL = check_profiles(profiles_WL), np.array(boundary_WL, bool)
+    windows, length = profiles_WL.shape
+    boundary_WL[:, : 2 * radius] = boundary_WL[:, max(length - 2 * radius, 0) :] = False
+    if not boundary_WL.any() or windows < 2 or not np.all(profiles_WL > 0):
+        raise ValueError(f"boundaries: {boundary_WL.sum()} that are not near an end, in {windows} windows: at least 1 in 2 are "
+                         "needed, and influence that is nowhere zero")  # fmt: skip
+    above_WL = np.log(profiles_WL)
+    above_WL = above_WL - scipy.ndimage.median_filter(above_WL, size=(1, 4 * radius + 1), mode="nearest")
+    scatter = above_WL[:, 2 * radius : length - 2 * radius].std()
+    of_B, at_B = np.nonzero(boundary_WL)
+    offsets_O, rng = np.arange(-radius, radius + 1), np.random.default_rng(seed)
+
+    def mean_around(window_B):
+        return above_WL[window_B[:, None], at_B[:, None] + offsets_O].mean(0)
+
+    aligned_O = mean_around(of_B)
+    null_SO = np.stack([mean_around(rng.permutation(windows)[of_B]) for _ in range(shuffles)])
+    shuffled_O, d_O = null_SO.mean(0), (aligned_O - null_SO.mean(0)) / scatter
+    ahead = slice(radius, None)
+    peak = int(np.argmax(np.abs(d_O[ahead])))
+    largest_S = np.abs(null_SO - shuffled_O)[:, ahead].max(1) / scatter
+    peak_p = (1 + np.sum(largest_S >= np.abs(d_O[ahead]).max())) / (1 + shuffles)
+    return Boundaries(len(at_B), offsets_O, aligned_O, shuffled_O, null_SO.std(0), d_O, peak, float(peak_p))
 
 
 def spearman(measured_L, predicted_L) -> float:

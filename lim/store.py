@@ -19,11 +19,12 @@ import zarr
 
 SCHEMA = 1  # goes up when an older lim would misread what a newer one writes
 NAME = "grid.zarr"  # of the store in a folder of results
+TRAINING = "training.zarr"  # of a training's, see `lim.watch`
 LEASE = 3600.0  # seconds after which a mark from another machine is taken for a dead worker's
 
 
 def open(path) -> xr.Dataset:
-    """The dataset of a grid, read lazily; it may be read while workers still write it.
+    """The dataset of a grid, read lazily; it may be read while workers still write it. (Or of a training: see `lim.watch`.)
 
     Dimensions are the grid's axes as they were written (`ds.sel(rope="off", layers=6)`), `seed` and `position`. What the
     words of a switch mean stands beside it as a number, as in `ds.residual_value`.
@@ -76,9 +77,7 @@ class Store:
             zarr.create_group(self.path, attributes=dict(schema=SCHEMA, grid=grid, **attributes))
         except zarr.errors.ContainsGroupError:
             pass
-        self.attributes = _read_attributes(self.path)
-        if self.attributes["grid"] != grid:
-            raise ValueError(f"{path}: holds another grid: {'; '.join(_differences(self.attributes['grid'], grid))}")
+        self.attributes = check_same(self.path, grid)
         group, self._arrays = zarr.open_group(self.path, mode="r+", use_consolidated=False), {}
 
         def coordinate(name, values, dim=None):
@@ -189,7 +188,10 @@ def _inside(folder) -> str:
 def _located(path) -> str:
     """The store that a path means: itself, or the one in it."""
     path = os.fspath(path).removeprefix("file://").rstrip("/")
-    return path if path.endswith(".zarr") else _inside(path)
+    if path.endswith(".zarr"):
+        return path
+    files, training = fsspec.url_to_fs(f"{path}/{TRAINING}")
+    return f"{path}/{TRAINING}" if files.exists(training) else _inside(path)
 
 
 def _read_attributes(path):
@@ -201,6 +203,19 @@ def _read_attributes(path):
         raise ValueError(f"{path}: holds no grid of lim's")
     if attributes["schema"] > SCHEMA:
         raise ValueError(f"{path}: was written by a newer lim (schema {attributes['schema']}; this one reads up to {SCHEMA})")
+    return attributes
+
+
+def check_same(path, grid) -> dict:
+    """The attributes of the store at a path, which must hold this grid (or training).
+
+    Raises:
+      ValueError: it holds another (the message shows the difference), or a newer lim wrote it.
+    """
+    attributes = _read_attributes(path)
+    if attributes["grid"] != grid:
+        kind = "training" if path.endswith(TRAINING) else "grid"
+        raise ValueError(f"{os.path.dirname(path)}: holds another {kind}: {'; '.join(_differences(attributes['grid'], grid))}")
     return attributes
 
 

@@ -1,10 +1,15 @@
-"""What goes in: token ids drawn at random, or read from a text and cut into windows.
+"""What goes in: token ids drawn at random, read from a text and cut into windows, or documents packed for training.
 
 Everything here is numpy and int32, reproducible from its arguments, and refuses ids that the model has no row for.
 """
 
+import ast
+import dataclasses
+import functools
 import os
 import pathlib
+import sysconfig
+import zlib
 
 import numpy as np
 
@@ -114,6 +119,127 @@ def windows(ids, length: int, count: int = 1):
         raise ValueError(f"count={count}: a text of {len(ids)} tokens has {last + 1} windows of length {length}")
     starts = np.arange(count) * last // max(count - 1, 1)
     return ids[starts[:, None] + np.arange(length)]
+
+
+BYTES = 256  # byte-level ids go to 255; this one separates documents
+
+
+def standard_documents() -> list[str]:
+    """Documents that every Python brings along: pydoc's help topics, and each top-level function and class of the modules
+    of the standard library; some 2,400, 4 million bytes, half of them shorter than 500 bytes.
+
+    They differ a little from one Python version to the next: results should name the version.
+    """
+    from pydoc_data.topics import topics
+
+    documents = [topics[name] for name in sorted(topics)]
+    for path in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        source = path.read_text(encoding="utf-8", errors="ignore")
+        parts = (node for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+        documents += [ast.get_source_segment(source, node) for node in parts]
+    return documents
+
+
+def separator(tokenizer) -> int:
+    """The id that stands before every packed document: 256 for bytes, else the tokenizer's end-of-text.
+
+    Raises:
+      ValueError: the tokenizer cannot be had or names no such token.
+    """
+    if tokenizer is None:
+        return BYTES
+    if (end := _tokenizer(tokenizer).eos_token_id) is None:
+        raise ValueError(f"tokenizer={tokenizer}: names no end-of-text token, which is to separate documents")
+    return int(end)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Documents one after the other, a separator before each.
+
+    Attributes:
+      ids: int32 [tokens], separators included.
+      starts: index of each document's first token, the one behind its separator.
+      text_bytes: length of the documents in UTF-8, for bits per byte.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    text_bytes: int
+
+
+def pack(documents, tokenizer, vocab: int) -> Packed:
+    """Packs documents in their order.
+
+    Args:
+      documents: texts; empty ones are left out.
+      tokenizer, vocab: as for `encode`; the separator must be below `vocab`, too.
+
+    Raises:
+      ValueError: there is no document, or as `encode`.
+    """
+    documents = [text for text in documents if text]
+    if not documents:
+        raise ValueError("documents: must hold at least one that is not empty")
+    between = separator(tokenizer)
+    if between >= vocab:
+        raise ValueError(f"vocab={vocab}: too small for the separator of documents, {between}")
+    parts = [np.append(np.int32(between), encode(text, tokenizer, vocab)) for text in documents]
+    starts = np.cumsum([0, *map(len, parts[:-1])]) + 1
+    return Packed(np.concatenate(parts).astype(np.int32), starts, sum(len(text.encode("utf-8")) for text in documents))
+
+
+def split(documents, share: float = 0.05, seed: int = 0) -> tuple[list, list]:
+    """Documents shuffled and parted: those to train on, and a share (by number, at least one) held out."""
+    if len(documents) < 2:
+        raise ValueError(f"documents: {len(documents)} cannot be parted; give at least 2, or one file split at blank lines")
+    order = np.random.default_rng(seed).permutation(len(documents))
+    held_out = max(1, round(share * len(documents)))
+    return [documents[i] for i in order[held_out:]], [documents[i] for i in order[:held_out]]
+
+
+class Reader:
+    """Batches of a packed text, as a function of the step alone: its position is the step, in a checkpoint as in a log.
+
+    Every epoch cuts the text into windows anew, from another offset, and shuffles them.
+    """
+
+    def __init__(self, ids, length: int, batch: int, seed: int = 0):
+        """Args:
+          ids: token ids, [tokens].
+          length, batch: predicted tokens of a window, windows of a batch.
+
+        Raises:
+          ValueError: the text is too short for one batch.
+        """
+        _check_integer("length", length, 1)
+        _check_integer("batch", batch, 1)
+        self.ids, self.length, self.batch, self.seed = np.asarray(ids, np.int32), length, batch, seed
+        self.per_epoch = (len(self.ids) - length) // length  # whatever the offset
+        if self.per_epoch < batch:
+            raise ValueError(f"length={length}, batch={batch}: a text of {len(self.ids)} tokens has {max(self.per_epoch, 0)} windows")
+        self._epoch = functools.lru_cache(2)(self._epoch_starts)
+
+    def _epoch_starts(self, epoch):
+        rng = np.random.default_rng([self.seed, epoch])
+        return rng.integers(self.length) + self.length * rng.permutation(self.per_epoch)
+
+    def __call__(self, step: int):
+        """The batch of one step, int32 [batch, length + 1]; consecutive steps go through an epoch without repeats."""
+        numbers = step * self.batch + np.arange(self.batch)
+        starts = np.array([self._epoch(n // self.per_epoch)[n % self.per_epoch] for n in numbers])
+        return self.ids[starts[:, None] + np.arange(self.length + 1)]
+
+
+def unigram_bits(train_ids, ids, vocab: int) -> float:
+    """Bits per token of `ids` under the token frequencies of `train_ids` (one added to each): the least a model must beat."""
+    counts = np.bincount(train_ids, minlength=vocab) + 1
+    return float(-np.mean(np.log2(counts[ids] / counts.sum())))
+
+
+def zlib_bits(texts) -> float:
+    """Bits per byte that zlib at its best (gzip's method) needs for each of these bytes objects by itself."""
+    return 8 * sum(len(zlib.compress(text, 9)) for text in texts) / sum(map(len, texts))
 
 
 def _check_integer(name, value, least):

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lim.config import Config
 from lim.model import Decoder, birth_params, from_params, graphdef, params_of
+from lim.store import TRAINING
 from lim.switches import Switches
 
 CHECKPOINTS = "checkpoints"  # of a training's folder
@@ -266,6 +268,32 @@ class Checkpoints:
         self._manager.close()
 
 
-def log_spaced(steps: int, count: int) -> list[int]:
-    """At most `count` numbers of updates from 0 to `steps`, evenly spaced in the logarithm after the first."""
-    return sorted({0, *(int(round(steps ** (i / max(count - 2, 1)))) for i in range(max(count - 1, 1)))} if count > 1 else {0})
+def remove(folder):
+    """Removes a training's checkpoints and measurements from a folder, if there are any."""
+    for name in (CHECKPOINTS, TRAINING):
+        shutil.rmtree(pathlib.Path(folder) / name, ignore_errors=True)
+
+
+def about(folder) -> dict | None:
+    """What the training in a folder was given: config, recipe, tokenizer and all that decides its numbers; None if there is none."""
+    path = pathlib.Path(folder).expanduser().resolve() / CHECKPOINTS
+    if not path.is_dir():
+        return None
+    with ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        if (step := manager.latest_step()) is None:
+            return None
+        return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+
+
+def trained(folder) -> Decoder:
+    """The network of the latest checkpoint of the training in a folder.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if (said := about(folder)) is None:
+        raise ValueError(f"{folder}: holds no training's checkpoint")
+    config = Config(**said["config"])
+    trainer = Trainer(config, dataclasses.replace(Recipe(**said["recipe"]), batch=1, accumulate=1), devices=jax.devices()[:1])
+    Checkpoints(folder).restore(trainer, said)
+    return trainer.decoder

@@ -1,0 +1,270 @@
+"""Train a network and watch its valley: influence, sinks, boundaries and gradients at log-spaced steps.
+
+    python -m experiments.train
+    python -m experiments.train --layers=24 --width=64 --length=512 --batch=4 --steps=2000
+    python -m experiments.train --weights=DIR --text=a.txt,b.txt --learning_rate=1e-4
+
+Reads bytes of what every Python brings along, or --text. The same line goes on where a run was stopped or killed, with
+the same losses; a finished run is drawn again. `lim.open(OUT)` gives what was measured, step × window × position, and
+--weights=OUT of experiments.measure the trained network.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+
+import numpy as np
+from absl import flags
+from tensorboardX import SummaryWriter
+
+import lim
+from experiments import cli
+from lim import checkpoint, plot, profile, store, tokens, train, watch
+from lim.influence import default_chunk
+
+DECIDE = ("model", "layers", "width", "weights", "text", "tokenizer", "length", "steps", "batch", "accumulate", "learning_rate",
+          "warmup", "weight_decay", "clip", "seed", "windows", "measurements", "probes", *cli.SWITCHES)  # fmt: skip
+RECIPE = train.Recipe()
+EVALUATED = 64  # held-out windows behind each printed loss, where there are as many
+
+
+def define_flags():
+    cli.define("model", cli.model, "small", f"one of {', '.join(lim.config.PRESETS)}, or a folder with a config.json")
+    cli.define("layers", cli.integer(1), None, "number of blocks, if not the model's own")
+    cli.define("width", cli.integer(1), None, "width of the stream, if not the model's own; heads and MLP keep their proportions")
+    flags.DEFINE_string("weights", None, "start from these (a folder or hub id) instead of at birth")
+    flags.DEFINE_list("text", None, "UTF-8 files, each a document; default pydoc's topics and the standard library's functions")
+    flags.DEFINE_string("tokenizer", None, "a folder or hub id; default the bytes of the text, or that of --weights")
+    cli.define("length", cli.integer(10), 256, "tokens in a window")
+    cli.define("steps", cli.integer(1), 400, "updates in all")
+    cli.define("batch", cli.integer(1), 8, "windows in an update, over all devices")
+    cli.define("accumulate", cli.integer(1), RECIPE.accumulate, "parts of a batch, one after the other, to save memory")
+    cli.define("learning_rate", cli.real(0), RECIPE.learning_rate, "at its peak, behind a linear warm-up; then a cosine down to a tenth")
+    cli.define("warmup", cli.real(0, 1), RECIPE.warmup, "share of the steps until the peak")
+    cli.define("weight_decay", cli.real(0), RECIPE.weight_decay, "of kernels and embeddings")
+    cli.define("clip", cli.real(0), RECIPE.clip, "largest norm of a gradient")
+    cli.define("seed", cli.integer(0), 0, "of weights and of the order of windows")
+    cli.define("windows", cli.integer(2), 8, "held-out windows that are measured, with beginnings of documents in them where there are")
+    cli.define("measurements", cli.integer(2), 10, "steps at which influence is measured, the first and the last among them")
+    cli.define("probes", cli.integer(2), 16, "random directions per measured profile; see experiments.ablate")
+    cli.define("save_every", cli.integer(1), None, "steps from checkpoint to checkpoint; default a tenth of all")
+    cli.define("keep", cli.integer(1), 1, "checkpoints with the lowest held-out loss that stay, besides the latest two")
+    flags.DEFINE_bool("resume", True, "go on where a run with the same flags left off; --noresume starts again")
+    flags.DEFINE_string("out", None, "folder of results; default runs/train/ and the flags that are given")
+    cli.define_switches(lists=False)
+    flags.adopt_module_key_flags(cli)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the flags mean: the network, the texts, and what decides the numbers, as JSON."""
+
+    config: lim.Config
+    recipe: train.Recipe
+    switches: lim.Switches
+    packed: tokens.Packed
+    held_out: tokens.Packed
+    held_out_texts: list
+    separator: int
+    about: dict
+
+
+def read(args) -> Plan:
+    """The plan of the flags.
+
+    Raises:
+      ValueError: names the flag or file, its value and what is allowed.
+    """
+    tokenizer = args.tokenizer or (args.weights and checkpoint.tokenizer_of(args.weights))
+    if args.weights is not None:
+        if also := cli.given(args, ("model", "layers", "width")):
+            raise ValueError(f"--{', --'.join(also)}: --weights has a config of its own; leave out either")
+        config = checkpoint.config_of(args.weights)
+        if args.length > config.max_length:
+            raise ValueError(f"--length={args.length}: {args.weights} holds at most {config.max_length} positions")
+    else:
+        config = cli.read_config(args.model)
+        sizes = {name: value for name in ("layers", "width") if (value := getattr(args, name)) is not None}
+        config = config.replace(max_length=max(config.max_length, args.length), **sizes)
+        if tokenizer is None:
+            config = config.replace(vocab=tokens.BYTES + 1)
+    recipe = train.Recipe(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Recipe) if field.name in args})
+    switches = lim.Switches(**{name: getattr(args, name) for name in cli.SWITCHES})
+    switches.check(config)
+    if args.probes > config.width:
+        raise ValueError(f"--probes={args.probes}: allowed are 2 to {config.width}, the width")
+    documents = tokens.standard_documents() if args.text is None else [tokens.read_text(path) for path in args.text]
+    if len(documents) == 1:
+        documents = documents[0].split("\n\n")
+    trained, held_out = tokens.split(documents)
+    packed, evaluated = (tokens.pack(part, tokenizer, config.vocab) for part in (trained, held_out))
+    tokens.Reader(packed.ids, args.length, args.batch)  # refuses a text that is too short
+    watch.boundary_windows(evaluated, args.length, args.windows)
+    digest = hashlib.sha256(packed.ids.tobytes() + evaluated.ids.tobytes()).hexdigest()
+    about = dict(config=dataclasses.asdict(config), recipe=dataclasses.asdict(recipe), text=digest, tokenizer=tokenizer, length=args.length,
+                 weights=args.weights,
+                 switches={name: getattr(args, name) for name in cli.SWITCHES if getattr(args, name) is not None},
+                 windows=args.windows, measurements=args.measurements, probes=args.probes)  # fmt: skip
+    return Plan(config, recipe, switches, packed, evaluated, held_out, tokens.separator(tokenizer), json.loads(json.dumps(about)))
+
+
+def even_windows(ids, length):
+    """Up to `EVALUATED` windows of the held-out text that do not overlap, [W, L + 1]."""
+    return tokens.windows(ids, length + 1, max(1, min(EVALUATED, len(ids) // (length + 1))))
+
+
+class Log:
+    """metrics.jsonl, one line an update, and the same as TensorBoard events; a resumed run drops what came after its checkpoint."""
+
+    def __init__(self, folder, step):
+        self.path = folder / "metrics.jsonl"
+        kept = []
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n") and json.loads(line)["step"] <= step:
+                    kept.append(line)
+        cli.put(folder, self.path.name, lambda path: path.write_text("".join(kept), encoding="utf-8"))
+        self.file = self.path.open("a", encoding="utf-8")
+        self.events = SummaryWriter(str(folder / "events"), purge_step=step + 1, write_to_disk=True)
+
+    def write(self, **values):
+        """One line; `step` must be among the values."""
+        self.file.write(json.dumps(values) + "\n")
+        self.file.flush()
+        for name in values.keys() - {"step"}:
+            self.events.add_scalar(name, values[name], values["step"])
+
+    def close(self):
+        self.file.close()
+        self.events.close()
+
+
+def run(plan, args, folder, attributes):
+    """Trains, measures and saves until all is done; returns the number of updates it has then, fewer if it was stopped."""
+    checkpoints = train.Checkpoints(folder, args.keep)
+    decoder = None if args.weights is None else lim.Decoder.from_pretrained(args.weights)
+    trainer = train.Trainer(plan.config, plan.recipe, switches=plan.switches, decoder=decoder)
+    del decoder
+    checkpoints.restore(trainer, plan.about)
+    reader = tokens.Reader(plan.packed.ids, args.length, args.batch, plan.recipe.seed)
+    steps = watch.log_spaced(plan.recipe.steps, args.measurements)
+    seen = watch.Watch(folder, steps=steps, windows_WT=watch.boundary_windows(plan.held_out, args.length, args.windows),
+                       separator=plan.separator, layers=plan.config.layers, spec=plan.about, attributes=attributes)  # fmt: skip
+    held_out_WT, every = even_windows(plan.held_out.ids, args.length), args.save_every or -(-plan.recipe.steps // 10)
+    weights_BL = np.ones((args.batch, args.length), np.float32)
+    per_update = args.batch * args.length
+    log = Log(folder, trainer.step)
+    bar = cli.progress(total=plan.recipe.steps * per_update, initial=trainer.step * per_update, unit="tok", unit_scale=True)
+    with bar, cli.stopping() as stop:
+        while True:
+            step = trainer.step
+            if not seen.done(step):
+                bar.set_description(f"step {step}: measuring")
+                seen.measure(step, trainer.decoder, plan.switches, probes=args.probes)
+            last = step == plan.recipe.steps or stop()
+            if step not in checkpoints.steps() and (step % every == 0 or last):
+                held_out = float(train.losses(trainer.decoder, held_out_WT, plan.switches).mean())
+                log.write(step=step, held_out=held_out)
+                checkpoints.save(trainer, held_out, plan.about)
+            if last:
+                break
+            update = trainer.update(reader(step), weights_BL)
+            log.write(**dataclasses.asdict(update))
+            bar.set_description(f"step {update.step}, loss {update.loss:.3f}", refresh=False)
+            bar.update(per_update)
+    log.close()
+    checkpoints.close()
+    return trainer.step
+
+
+def show(ds, plan, folder):
+    """Tables and figures of what is measured so far."""
+    ds = ds.isel(step=np.flatnonzero(ds.done.values))
+    bits = len(plan.held_out.ids) / plan.held_out.text_bytes / np.log(2)  # nats per token → bits per byte
+    rows, peaks = [], {}
+    for step in ds.step.values:
+        at = ds.sel(step=step)
+        s = profile.summarize_windows(at.influence.values)
+        try:
+            peaks[step] = profile.boundaries(at.influence.values, ds.boundary.values)
+            effect = f"{peaks[step].d_O[len(peaks[step].d_O) // 2 + peaks[step].peak]:+.2f} at +{peaks[step].peak} (p {peaks[step].peak_p:.3g})"
+        except ValueError:
+            effect = "–"
+        rows.append([step, f"{at.loss.mean().item() * bits:.3f}", s.shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
+                     f"{at.first_token.mean().item():.3f}", effect])  # fmt: skip
+    length = ds.sizes["position"]
+    level = np.mean(1 / np.arange(length // 2 + 1, length + 1))
+    print(f"\nMedian over {ds.sizes['window']} held-out windows (± standard error over windows); first-token mass: attention of the second half,")
+    print(f"mean over layers ({level:.4f} if attention is uniform); boundary: largest |d| behind a document's beginning")
+    print(cli.table(["step", "bits/byte", "shape", "first/middle", "last/middle", "first-token mass", "boundary d"], rows))
+    texts = [text.encode() for text in plan.held_out_texts]
+    joined = b"\n".join(texts)
+    print("\nBits per byte of the held-out text without a network: "
+          f"{bits * np.log(2) * tokens.unigram_bits(plan.packed.ids, plan.held_out.ids, plan.config.vocab):.3f} by token frequencies, "
+          f"{tokens.zlib_bits([joined]):.3f} by zlib on the whole, "
+          f"{tokens.zlib_bits([joined[i : i + length] for i in range(0, len(joined), length)]):.3f} by zlib on pieces of {length} bytes")  # fmt: skip
+    print(f"\nLast against first measured step, per window, in factors (± standard error): {change(ds)}")
+    draw(ds, peaks, folder, level)
+
+
+def change(ds):
+    """How the two ends changed against the middle, geometric mean over windows."""
+    if ds.sizes["step"] < 2:
+        return "needs two"
+    first, last = (np.array([[np.log(r["primacy"]), np.log(r["recency"])] for r in map(profile.ratios, ds.influence.values[m])]) for m in (0, -1))
+    mean, error = (last - first).mean(0), (last - first).std(0, ddof=1) / np.sqrt(len(first))
+    return ", ".join(f"{name} × {cli.number(np.exp(m), np.exp(m) * e)}" for name, m, e in zip(("first/middle", "last/middle"), mean, error))
+
+
+def draw(ds, peaks, folder, level):
+    """The heat map of step against position, profiles, boundaries and sinks."""
+    profiles_ML = np.median(ds.influence.values, axis=1)
+    steps = [int(step) for step in ds.step.values]
+    cli.put(folder, "valley.png", lambda path: plot.save(plot.life_figure(steps, profiles_ML, caption=cli.command()), path))
+    few = sorted({steps[0], steps[len(steps) // 3], steps[2 * len(steps) // 3], steps[-1]})
+    bundle = {str(step): (profiles_ML[steps.index(step)] / np.mean(profiles_ML[steps.index(step)]), None) for step in few}
+    cli.put(folder, "profiles.png", lambda path: plot.save(plot.bundle_figure(
+        bundle, axis="step", ylabel="influence / its mean over positions", caption=cli.command()), path))  # fmt: skip
+    written = ["valley.png", "profiles.png", "sinks.png"]
+    ends = {f"step {step}": ds.sel(step=step) for step in (steps[0], steps[-1])}
+    sinks = {name: (at.first_token.values, None) for name, at in ends.items()}
+    cli.put(folder, "sinks.png", lambda path: plot.save(plot.lines_figure(
+        ds.layer.values, sinks, levels={"uniform attention": level}, xlabel="layer", ylabel="attention mass on the first token", yscale="log",
+        caption=cli.command()), path))  # fmt: skip
+    if steps[-1] in peaks:
+        shown = {f"step {step}": (peaks[step].aligned_O, peaks[step].spread_O) for step in (steps[0], steps[-1]) if step in peaks}
+        shown["shuffled"] = (peaks[steps[-1]].shuffled_O, None)
+        cli.put(folder, "boundaries.png", lambda path: plot.save(plot.lines_figure(
+            peaks[steps[-1]].offsets_O, shown, levels={}, xlabel="tokens behind the separator of two documents",
+            ylabel="ln influence above its running median", caption=cli.command()), path))  # fmt: skip
+        written.append("boundaries.png")
+    print(f"\nwrote {', '.join(written)}, metrics.jsonl, {store.TRAINING}, {train.CHECKPOINTS} in {folder}")
+
+
+def main(args):
+    with cli.refusing():
+        plan = read(args)
+        folder = cli.output_folder(args.out or os.path.join("runs", "train", cli.slug(cli.given(args, DECIDE))))
+        if not args.resume:
+            train.remove(folder)
+        lim.check_compiler(args.length * default_chunk(plan.config, args.length, args.probes), plan.config.width)
+        attributes = dict(flags=cli.flag_values(args), provenance=cli.provenance())
+        if (folder / store.TRAINING).exists():  # refused here, before any work, if it is of another training
+            store.check_same(str(folder / store.TRAINING), plan.about)
+    print(f"{plan.config.family}, {plan.config.layers} layers, width {plan.config.width}: {len(plan.packed.ids):,} tokens to train on, "
+          f"{len(plan.held_out.ids):,} held out, {plan.recipe.steps * args.batch * args.length:,} to be read")  # fmt: skip
+    try:
+        reached = run(plan, args, folder, attributes)
+    except FloatingPointError as error:
+        sys.exit(f"{cli.command_name()}: {error}; checkpoints up to then are kept in {folder}")
+    show(lim.open(folder).load(), plan, folder)
+    if reached < plan.recipe.steps:
+        print(f"{cli.command_name()}: stopped after {reached} of {plan.recipe.steps} steps, which are kept; the same line goes on", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    define_flags()
+    cli.run(main)
