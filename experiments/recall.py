@@ -12,6 +12,7 @@ processes can share it. `--weights` asks a language model the same in text, besi
 """
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -29,17 +30,6 @@ TRAINING = ("questions", "keys", "values", "layers", "width", "steps", "batch", 
 OF_TEXT = ("form", "contexts", "places", "probes", "profiles")
 
 
-def fraction(text):
-    """Reader of a positive number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{text!r}: allowed are positive numbers")
-    return value
-
-
 def define_flags():
     cli.define("pairs", cli.integer(2), None, "pairs in a context; default 32, with --weights 60")
     cli.define("questions", cli.integer(1), 8, "questions in a training sequence, each about another pair")
@@ -49,7 +39,7 @@ def define_flags():
     cli.define("width", cli.integer(64), 64, "width of the stream, a multiple of 64")
     cli.define("steps", cli.integer(1), 1500, "updates")
     cli.define("batch", cli.integer(1), 32, "sequences in an update")
-    cli.define("learning_rate", fraction, 3e-3, "its peak")
+    cli.define("learning_rate", cli.real(0), 3e-3, "its peak")
     cli.define("evaluations", cli.integer(1), 15, "how often recall is measured along training")
     cli.define("held_out", cli.integer(1), 128, "held-out questions about each place, whenever recall is measured")
     cli.define("seed", cli.integer(0), 0, "of weights, batches and questions; the first one with --compare")
@@ -296,7 +286,7 @@ def load(args):
     if args.profiles > args.contexts:
         raise ValueError(f"--profiles={args.profiles}: allowed are 1 to {args.contexts}, the contexts")
     decoder = lim.Decoder.from_pretrained(args.weights)
-    encode = tokens.encoder(args.weights, decoder.config.vocab)
+    encode = functools.partial(tokens.encode, tokenizer=args.weights, vocab=decoder.config.vocab)
     contexts = [recall.text_context(encode, pairs, args.form, np.random.default_rng([args.seed, i])) for i in range(args.contexts)]
     places = np.round(np.linspace(0, pairs - 1, args.places)).astype(int)
     room = max(context.room(places) for context in contexts)

@@ -295,7 +295,7 @@ def flattening_skip(task: Task, config, bounds=SKIPS) -> Switches:
 
 
 def network(task: Task, layers: int = 2, width: int = 64):
-    """The Config that learns the task in minutes: `lim.ladder.shape`, with the task's tokens.
+    """The Config that learns the task in minutes: `lim.ladder.shape` with the task's tokens and a narrower MLP.
 
     Its initial spread keeps width·init_std² at that of Qwen2-0.5B; at 0.02, as wide networks have it, attention at birth
     is so even that a narrow one takes several times as long to find out about keys.
@@ -303,7 +303,7 @@ def network(task: Task, layers: int = 2, width: int = 64):
     Raises:
       ValueError: the width is not a multiple of 64.
     """
-    return ladder.shape(width, layers, task.length).replace(vocab=task.vocab)
+    return ladder.shape(width, layers, task.length).replace(vocab=task.vocab, inner=2 * width)
 
 
 @dataclasses.dataclass(frozen=True)
