@@ -258,10 +258,13 @@ def hann_weights(pairs: int):
 
 def inverse_weights(profile_N, cap: float = CAP):
     """min(c / profile, cap), [N], with c such that their mean is 1; `cap` above 1."""
-    inverse_N = 1 / np.asarray(profile_N)
-    # at the upper end the smallest weight is 1, so the mean at least 1
-    scale = optimize.brentq(lambda c: np.minimum(c * inverse_N, cap).mean() - 1, 0, 1 / inverse_N.min(), xtol=1e-15 / inverse_N.max())
-    return np.minimum(scale * inverse_N, cap)
+    inverse_N = 1 / np.asarray(profile_N, np.float64)
+    ascending_N = np.sort(inverse_N)
+    for capped in range(len(inverse_N)):  # the largest ones; what they leave of the mean is shared by the rest
+        rest = ascending_N[: len(inverse_N) - capped]
+        scale = (len(inverse_N) - capped * cap) / rest.sum()
+        if scale * rest[-1] <= cap:
+            return np.minimum(scale * inverse_N, cap)
 
 
 def birth_profile(task: Task, config, switches=Switches()):
