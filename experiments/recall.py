@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import json
 import math
+import sys
 
 import numpy as np
 from absl import flags
@@ -27,20 +28,21 @@ from lim.influence import default_chunk
 from lim.train import Recipe
 
 TRAINING = ("questions", "keys", "values", "layers", "width", "steps", "batch", "learning_rate", "evaluations")
+RESULT = "result.json"  # of a finished run in a comparison
 OF_TEXT = ("form", "contexts", "places", "probes", "profiles")
 
 
 def define_flags():
-    cli.define("pairs", cli.integer(2), None, "pairs in a context; default 32, with --weights 60")
+    cli.define("pairs", cli.integer(2), None, "pairs in a context; default 16, with --weights 60")
     cli.define("questions", cli.integer(1), 8, "questions in a training sequence, each about another pair")
-    cli.define("keys", cli.integer(2), 64, "how many different keys there are")
-    cli.define("values", cli.integer(2), 32, "how many different values there are")
+    cli.define("keys", cli.integer(2), 16, "how many different keys there are")
+    cli.define("values", cli.integer(2), 16, "how many different values there are")
     cli.define("layers", cli.integer(1), 2, "number of blocks")
     cli.define("width", cli.integer(64), 64, "width of the stream, a multiple of 64")
     cli.define("steps", cli.integer(1), 1500, "updates")
     cli.define("batch", cli.integer(1), 32, "sequences in an update")
     cli.define("learning_rate", cli.real(0), 3e-3, "its peak")
-    cli.define("evaluations", cli.integer(1), 15, "how often recall is measured along training")
+    cli.define("evaluations", cli.integer(1), 30, "how often recall is measured along training")
     cli.define("held_out", cli.integer(1), 128, "held-out questions about each place, whenever recall is measured")
     cli.define("seed", cli.integer(0), 0, "of weights, batches and questions; the first one with --compare")
     flags.DEFINE_enum("intervention", "none", list(recall.INTERVENTIONS),
@@ -88,25 +90,42 @@ def refuse_strays(args):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training to do: its task, network, recipe and intervention."""
+    """One training to do: its task, network, recipe and intervention, and how recall is measured along it."""
 
     task: recall.Task
     config: lim.Config
     recipe: Recipe
     chosen: recall.Intervention
+    evaluations: int
+    held_out: int
 
-    @classmethod
-    def of(cls, args, name, seed):
-        task = recall.Task(args.pairs or 32, args.questions, args.keys, args.values, seed)
-        config = recall.network(task, args.layers, args.width)
-        recipe = Recipe(args.steps, args.batch, learning_rate=args.learning_rate, weight_decay=0.01, warmup=0.1)  # one recipe, one compilation
-        return cls(task, config, recipe, recall.intervention(name, task, config))
-
-    def train(self, folder, args, desc) -> recall.Curve:
-        """The trained run's curve; shows progress."""
+    def train(self, folder, desc) -> recall.Curve:
+        """Trains, or goes on; shows progress."""
         with cli.progress(total=self.recipe.steps, desc=desc, unit="step") as bar:
-            return recall.train(self.task, self.config, self.recipe, self.chosen, folder, evaluations=min(args.evaluations, args.steps),
-                                count=args.held_out, on_step=lambda step: bar.update(step - bar.n))  # fmt: skip
+            return recall.train(self.task, self.config, self.recipe, self.chosen, folder, evaluations=self.evaluations,
+                                count=self.held_out, on_step=lambda step: bar.update(step - bar.n))  # fmt: skip
+
+    def about(self):
+        """What makes a result this run's, as JSON has it."""
+        return json.loads(json.dumps(dict(task=dataclasses.asdict(self.task), config=dataclasses.asdict(self.config),
+                                          recipe=dataclasses.asdict(self.recipe), intervention=self.chosen.name,
+                                          evaluations=self.evaluations, held_out=self.held_out)))  # fmt: skip
+
+
+def plan(args):
+    """The runs that the flags ask for: (intervention, seed) → Run.
+
+    Raises:
+      ValueError: names the flag, its value and what is allowed.
+    """
+    seeds = range(args.seed, args.seed + (args.seeds or 5)) if args.compare else [args.seed]
+    task = recall.Task(args.pairs or 16, args.questions, args.keys, args.values, args.seed)
+    config = recall.network(task, args.layers, args.width)
+    recipe = Recipe(args.steps, args.batch, learning_rate=args.learning_rate, weight_decay=0.01, warmup=0.1)
+    names = recall.INTERVENTIONS if args.compare else [args.intervention]
+    chosen = {name: recall.intervention(name, task, config) for name in names}
+    return {(name, seed): Run(dataclasses.replace(task, seed=seed), config, recipe, chosen[name], min(args.evaluations, args.steps), args.held_out)
+            for seed in seeds for name in names}  # fmt: skip
 
 
 def chance(task):
@@ -115,13 +134,13 @@ def chance(task):
     return "any value of the context", (1 + (task.pairs - 1) / task.values) / task.pairs
 
 
-def one(args, folder, run):
+def one(folder, run):
     """Trains once, prints accuracy by place, draws the curve."""
-    curve = run.train(folder, args, run.chosen.name)
+    curve = run.train(folder, run.chosen.name)
     final = curve.final
     low_N, high_N = final.interval()
     crossed_N = recall.crossings(curve.steps_S, curve.accuracy_SN)
-    print(f"\nRecall after {args.steps} steps by the place of the pair, {curve.count} questions each (95 % Wilson intervals), and the step "
+    print(f"\nRecall after {run.recipe.steps} steps by the place of the pair, {curve.count} questions each (95 % Wilson intervals), and the step "
           "at which half of the answers were right")  # fmt: skip
     print(cli.table(["place", "accuracy", "from", "to", "loss", "half at step"], [
         [n + 1, f"{final.accuracy_N[n]:.3f}", f"{low_N[n]:.3f}", f"{high_N[n]:.3f}", cli.number(final.loss_N[n], final.loss_se_N[n]), step_text(crossed_N[n])]
@@ -134,7 +153,7 @@ def one(args, folder, run):
     curves = {("at birth" if s == 0 else f"step {curve.steps_S[s]}"): (
         curve.accuracy_SN[s], *((low_N, high_N) if s == len(curve.steps_S) - 1 else (None, None))) for s in shown}  # fmt: skip
     losses = {label: (curve.loss_SN[s], None, None) for label, s in zip(curves, shown)}
-    panels = [plot.Panel("share of right answers", curves, floor=chance(run.task), ordered=True, ylim=(-0.02, 1.02)),
+    panels = [plot.Panel("right answers", curves, floor=chance(run.task), ordered=True, ylim=(-0.02, 1.02)),
               plot.Panel("loss of the answer, nats", losses, ordered=True)]  # fmt: skip
     plot.save(plot.place_figure(panels, title=f"Recall by place ({run.chosen.name})", caption=cli.command()), folder / "recall.png")
     return dict(run=run, curve=curve, wilson=[low_N, high_N], crossings=crossed_N, thirds=thirds)
@@ -155,38 +174,42 @@ def skip_line(run):
 # ---- comparison ----
 
 
-def compare(args, folder):
-    """Does this process's part of the runs, and shows the whole where it is there."""
-    seeds = range(args.seed, args.seed + (args.seeds or 5))
-    runs = {(name, seed): Run.of(args, name, seed) for seed in seeds for name in recall.INTERVENTIONS}
+def compare(args, folder, runs):
+    """Does this process's part of the runs, and shows all of them if they are there."""
     part, parts = map(int, (args.shard or "0/1").split("/"))
-    for i, ((name, seed), run) in enumerate(runs.items()):
-        at = folder / name / f"seed{seed}"
-        if i % parts == part and not (at / "result.json").exists():
-            at.mkdir(parents=True, exist_ok=True)
-            curve = run.train(at, args, f"{name}, seed {seed}")
-            cli.write_json(at / "result.json", dict(about=about(run, args), curve=curve))
-    curves, missing = {}, []
-    for (name, seed), run in runs.items():
-        path = folder / name / f"seed{seed}" / "result.json"
-        if not path.exists():
-            missing.append(f"{name}/seed{seed}")
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if result["about"] != json.loads(json.dumps(about(run, args))):
-            raise ValueError(f"{path}: holds another training; choose another --out")
-        fields = {key: np.array(value, np.float64) if isinstance(value, list) else value for key, value in result["curve"].items()}
-        curves[name, seed] = recall.Curve(**fields)
+    for key, run in runs.items():  # a strange result is refused before any work
+        stored(folder, key, run)
+    for key, run in list(runs.items())[part::parts]:
+        if stored(folder, key, run) is None:
+            at = run_folder(folder, key)
+            curve = run.train(at, f"{key[0]}, seed {key[1]}")
+            cli.write_json(at / RESULT, dict(about=run.about(), curve=curve))
+    curves = {key: stored(folder, key, run) for key, run in runs.items()}
+    missing = sum(curve is None for curve in curves.values())
     if missing:
-        print(f"{len(curves)} of {len(runs)} runs are done; missing are {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
+        print(f"{len(runs) - missing} of {len(runs)} runs are done; the table comes with the last of them")
         return None
-    return {name: [curves[name, seed] for seed in seeds] for name in recall.INTERVENTIONS}, runs["skip", args.seed]
+    by_name = {name: [curve for (own, _), curve in curves.items() if own == name] for name in recall.INTERVENTIONS}
+    return show(folder, by_name, runs["skip", args.seed])
 
 
-def about(run, args):
-    """What makes a run's result this run's."""
-    return dict(task=dataclasses.asdict(run.task), config=dataclasses.asdict(run.config), recipe=dataclasses.asdict(run.recipe),
-                intervention=run.chosen.name, held_out=args.held_out)  # fmt: skip
+def run_folder(folder, key):
+    return folder / key[0] / f"seed{key[1]}"
+
+
+def stored(folder, key, run):
+    """A finished run's curve, or None.
+
+    Raises:
+      ValueError: the folder holds another training's.
+    """
+    path = run_folder(folder, key) / RESULT
+    if not path.exists():
+        return None
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if result["about"] != run.about():
+        raise ValueError(f"--out={folder}: {path} holds the result of another training")
+    return recall.Curve(**{name: np.array(value, np.float64) if isinstance(value, list) else value for name, value in result["curve"].items()})
 
 
 MEASURES = {
@@ -195,6 +218,7 @@ MEASURES = {
     "last third": lambda curve: recall.thirds(curve.accuracy_SN[-1])[2],
     "lowest/ends": lambda curve: recall.valley(curve.accuracy_SN[-1]),
     "loss": lambda curve: float(np.mean(curve.loss_SN[-1])),
+    "middle along": lambda curve: recall.thirds(along(curve))[1],
     "middle half at": lambda curve: middle_crossing(curve),
 }
 
@@ -205,12 +229,12 @@ def middle_crossing(curve):
     return float(recall.crossings(curve.steps_S, np.array(middle_S)[:, None])[0])
 
 
-def show(args, folder, curves, skip_run):
+def show(folder, curves, skip_run):
     """Tables, sentences and the figure of a comparison."""
     measured = {name: {key: np.array([measure(c) for c in cs]) for key, measure in MEASURES.items()} for name, cs in curves.items()}
     seeds = len(curves["none"])
-    print(f"\nAt the end, over {seeds} seeds: mean accuracy by place, the lowest place over the mean of the two ends, mean loss in nats, "
-          "and the step at which\nhalf of the answers about the middle third were right (± half a 95 % Student interval)")  # fmt: skip
+    print(f"\nAt the end, over {seeds} seeds: mean accuracy by place, the lowest place over the mean of the two ends, mean loss in nats;\n"
+          "of the middle third, the mean accuracy along training and the step at which it reached one half (± half a 95 % Student interval)")  # fmt: skip
     print(cli.table(["intervention", *MEASURES], [[name, *(with_interval(v) for v in values.values())] for name, values in measured.items()]))
     print("\nDifference from plain training of the same seed (± half a 95 % Student interval over seeds)")
     differences = {name: {key: minus(values[key], measured["none"][key]) for key in MEASURES}
@@ -218,16 +242,17 @@ def show(args, folder, curves, skip_run):
     print(cli.table(["intervention", *MEASURES], [[name, *(with_interval(d, sign=True) for d in each.values())] for name, each in differences.items()]))
     print("\n" + skip_line(skip_run))
     print("\n" + "\n".join(verdict(name, each) for name, each in differences.items()))
-    panels = [plot.Panel("share of right answers at the end", {name: band([c.accuracy_SN[-1] for c in cs]) for name, cs in curves.items()},
+    print(f"(A change is what is clear of 0; of {sum(map(len, differences.values()))} differences one in twenty would be, were there none.)")
+    panels = [plot.Panel("right answers at the end", {name: band([c.accuracy_SN[-1] for c in cs]) for name, cs in curves.items()},
                          floor=chance(skip_run.task), ylim=(-0.02, 1.02)),
-              plot.Panel("share of right answers, mean along training",
-                         {name: band([trapezoid(c) for c in cs]) for name, cs in curves.items()}, ylim=(-0.02, 1.02))]  # fmt: skip
+              plot.Panel("right answers, mean along training",
+                         {name: band([along(c) for c in cs]) for name, cs in curves.items()}, ylim=(-0.02, 1.02))]  # fmt: skip
     plot.save(plot.place_figure(panels, title=f"Recall by place, {seeds} seeds (bands: 95 % of the mean)", caption=cli.command()), folder / "compare.png")
     return dict(measured=measured, differences=differences)
 
 
-def trapezoid(curve):
-    """Mean accuracy over the steps of training, [N]."""
+def along(curve):
+    """Mean accuracy over the steps of training by place, [N]: how early each is learned."""
     return integrate.trapezoid(curve.accuracy_SN, curve.steps_S, axis=0) / curve.steps_S[-1]
 
 
@@ -254,21 +279,19 @@ def with_interval(values_S, sign=False):
 
 
 def verdict(name, differences):
-    """What the paired differences carry, in a sentence."""
-    def clear(key):
-        if not np.all(np.isfinite(differences[key])):
-            return 0
-        mean, half = recall.t_interval(differences[key])
-        return 0 if abs(mean) <= half else int(np.sign(mean))
+    """What the paired differences carry, in a sentence: what is not clear of 0 is not called a change."""
+    means = {key: recall.t_interval(values_S) for key, values_S in differences.items() if np.all(np.isfinite(values_S))}
+    signs = {key: int(np.sign(mean)) if abs(mean) > half else 0 for key, (mean, half) in means.items()}
 
-    def change(key):
-        return with_interval(differences[key], sign=True)
+    def clear(words):
+        """What changed among these measures."""
+        changed = [f"{key} {with_interval(differences[key], sign=True)}" for key in words if signs.get(key)]
+        return ", ".join(changed) if changed else "no clear change"
 
-    middle = {1: "raises", 0: "does not clearly change", -1: "lowers"}[clear("middle third")]
-    sentence = f"{name} {middle} the middle third's accuracy ({change('middle third')})"
-    sentence += {1: ", makes the valley shallower", 0: "", -1: ", deepens the valley"}[clear("lowest/ends")]
-    elsewhere = [f"{key} {change(key)}" for key in ("first third", "last third", "loss") if clear(key)]
-    return sentence + ("; elsewhere: " + ", ".join(elsewhere) if elsewhere else "; no clear change elsewhere") + "."
+    crosses = {1: "raises the middle", 0: "does not clearly change the middle", -1: "lowers the middle"}[signs.get("middle third", 0)]
+    depth = {1: " and makes the valley shallower", 0: "", -1: " and deepens the valley"}[signs.get("lowest/ends", 0)]
+    return (f"{name} {crosses}{depth}: {clear(['middle third', 'lowest/ends', 'middle along', 'middle half at'])}; "
+            f"elsewhere: {clear(['first third', 'last third', 'loss'])}.")  # fmt: skip
 
 
 # ---- a language model in text ----
@@ -321,10 +344,10 @@ def in_text(args, folder, decoder, contexts, places, room):
     print(f"\nrank correlation over places of influence with accuracy {correlation(median_N[places], found.accuracy_N)}, "
           f"with loss {correlation(median_N[places], found.loss_N)}")  # fmt: skip
     all_N = np.arange(len(median_N))
-    panels = [plot.Panel("share of right answers", {"accuracy (band: 95 %)": (found.accuracy_N, low_P, high_P)}, ylim=(-0.02, 1.02), places=places),
+    panels = [plot.Panel("right answers", {"accuracy (band: 95 %)": (found.accuracy_N, low_P, high_P)}, ylim=(-0.02, 1.02), places=places),
               plot.Panel("loss of the answer, nats", {"loss (band: ± standard error)": (
                   found.loss_N, found.loss_N - found.loss_se_N, found.loss_N + found.loss_se_N)}, places=places),
-              plot.Panel(plot.INFLUENCE, {f"median of {args.profiles} prompts": (median_N, None, None)}, yscale="log", places=all_N)]  # fmt: skip
+              plot.Panel("influence of the pair", {f"median of {args.profiles} prompts": (median_N, None, None)}, yscale="log", places=all_N)]  # fmt: skip
     plot.save(plot.place_figure(panels, title="Recall in text by place", caption=cli.command()), folder / "recall.png")
     return dict(places=places, recall=found, wilson=[low_P, high_P], right=right_PB, first_token=first_PB, loss=loss_PB, influence=profiles_WN)
 
@@ -338,18 +361,20 @@ def correlation(x, y):
 def main(args):
     with cli.refusing():
         refuse_strays(args)
+        work = load(args) if args.weights else plan(args)
         folder = folder_of(args)
-        model = load(args) if args.weights else None
-        run = None if args.weights else Run.of(args, args.intervention, args.seed)
         provenance = cli.provenance()
-    with cli.refusing(), cli.interruptible():
-        if args.weights:
-            found = in_text(args, folder, *model)
-        elif args.compare:
-            done = compare(args, folder)
-            found = show(args, folder, *done) if done else None
-        else:
-            found = one(args, folder, run)
+    try:
+        with cli.refusing(), cli.interruptible():
+            if args.weights:
+                found = in_text(args, folder, *work)
+            elif args.compare:
+                found = compare(args, folder, work)
+            else:
+                found = one(folder, *work.values())
+    except KeyboardInterrupt:
+        print(f"interrupted{'' if args.weights else '; the same command goes on from the last evaluation'}", file=sys.stderr)
+        sys.exit(130)
     if found is not None:
         cli.write_json(folder / "results.json", dict(provenance=provenance, flags=cli.flag_values(args)) | found)
         print(f"\nwrote {folder / 'results.json'} and the figure beside it")

@@ -19,7 +19,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 from scipy.special import expit, logit
 
@@ -576,7 +576,7 @@ class Panel:
     """One panel of `place_figure`.
 
     Attributes:
-      ylabel: what is drawn.
+      title: what is drawn.
       curves: label → (values_N, low_N, high_N); the band between low and high is left out where they are None.
       floor: label and height of a level to compare with.
       ordered: the curves follow each other, so their colours do.
@@ -584,7 +584,7 @@ class Panel:
       places: of the values, [N], counted from 0; default all.
     """
 
-    ylabel: str
+    title: str
     curves: Mapping
     floor: tuple | None = None
     ordered: bool = False
@@ -594,7 +594,7 @@ class Panel:
 
 
 def place_figure(panels, *, xlabel="place of the pair in the context", title="", caption="", width=6.5) -> Figure:
-    """Numbers against the place they belong to, counted from 1, in panels side by side.
+    """Numbers against the place they belong to, counted from 1, in panels side by side; curves named once mean the same in each.
 
     Args:
       panels: one or more `Panel`.
@@ -608,6 +608,7 @@ def place_figure(panels, *, xlabel="place of the pair in the context", title="",
     with matplotlib.rc_context(STYLE):
         lines = _wrapped(caption, width - 0.2)
         fig = Figure(figsize=(width, max(0.62 * width / len(panels), 2.6) + CAPTION_LINE * len(lines)), layout="constrained")
+        shown = None
         for ax, panel in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
             colors = (MEASURED, *PREDICTED)
             if panel.ordered:
@@ -619,9 +620,13 @@ def place_figure(panels, *, xlabel="place of the pair in the context", title="",
                     ax.fill_between(x_N, low_N, high_N, color=colors[i % len(colors)], alpha=0.18, lw=0)
             if panel.floor is not None:
                 ax.axhline(panel.floor[1], color=SOFT, lw=0.8, ls=DASHES[1], label=panel.floor[0])
-            ax.set(xlabel=xlabel, ylabel=panel.ylabel, yscale=panel.yscale, ylim=panel.ylim)
+            ax.set(xlabel=xlabel, yscale=panel.yscale, ylim=panel.ylim)
+            ax.set_title(panel.title, loc="left")
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-            ax.legend(loc="best", fontsize=6.5)
+            if [*panel.curves] != shown:
+                ax.legend(fontsize=6.5)
+            shown = [*panel.curves]
         if title:
             fig.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold")
         if caption:
