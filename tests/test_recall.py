@@ -265,44 +265,46 @@ def text(ids):
 def test_a_context_in_text(form):
     context = recall.text_context(as_bytes, 5, form, np.random.default_rng(0))
     lines = [text(context.tokens_C[start:stop]) for start, stop in context.spans_N2]
-    assert text(context.tokens_C) == "Key-value pairs:\n\n" + "".join(lines)
+    assert text(context.tokens_C) == recall.HEADER + "".join(lines)
     words = []
     for n, line in enumerate(lines):
         key, value = line.removesuffix("\n").split(": ")
         words += [key, value]
-        assert text(context.prompt(n)) == text(context.tokens_C) + f"\nWhat is the value of the key {key}?\n\n{key}:"
+        assert text(context.prompt(n)) == text(context.tokens_C) + f"\n{key}:"
         assert text(context.answers[n]) == f" {value}" and line.endswith("\n")
         header, _, asked = recall.TEMPLATE.partition("{key}: {value}\n")
         assert text(context.prompt(n)) == header + "".join(lines) + asked.format(key=key)
     assert len(set(words)) == 10
-    assert all(len(word) == (5 if form == "numbers" else 36) for word in words)
+    assert all(len(word) == (3 if form == "numbers" else 36) for word in words)
     again = recall.text_context(as_bytes, 5, form, np.random.default_rng(0))
     np.testing.assert_array_equal(again.tokens_C, context.tokens_C)
 
 
-def test_no_such_form():
+def test_no_such_form_and_too_many_numbers():
+    with pytest.raises(ValueError, match="pairs=451: there are only 900 numbers"):
+        recall.text_context(as_bytes, 451, "numbers", np.random.default_rng(0))
     with pytest.raises(ValueError, match="form='poems': allowed are numbers, uuids"):
         recall.text_context(as_bytes, 5, "poems", np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_asking_after_one_shared_context_is_asking_each_prompt(family):
-    config = lim.Config(family, layers=2, width=16, heads=2, kv_heads=2, head_dim=8, inner=32, vocab=256, max_length=160, init_std=0.3)
+    config = lim.Config(family, layers=2, width=16, heads=2, kv_heads=2, head_dim=8, inner=32, vocab=256, max_length=128, init_std=0.3)
     decoder = lim.Decoder.at_birth(config, 0)
     context = recall.text_context(as_bytes, 4, "numbers", np.random.default_rng(1))
     # ids may be of different lengths, and the network is made to know one of the answers
-    context.questions[2] = context.questions[2][:-3]
+    context.questions[2] = context.questions[2][:-2]
     context.answers[1] = context.answers[1][:2]
     forward = jax.jit(lambda t: decoder(t))
-    prompt = np.pad(context.prompt(3), (0, 160 - len(context.prompt(3))))
+    prompt = np.pad(context.prompt(3), (0, 128 - len(context.prompt(3))))
     likeliest = int(jnp.argmax(forward(prompt)[len(context.prompt(3)) - 1]))
     context.answers[3] = np.array([likeliest, *context.answers[3][1:]], np.int32)
     context.answers[0] = np.array([likeliest], np.int32)
     places = [3, 1, 2, 0]
-    right_P, first_P, loss_P = recall.ask(decoder, context, places, 152)
+    right_P, first_P, loss_P = recall.ask(decoder, context, places, 120)
     for p, n in enumerate(places):
         whole = np.concatenate([context.prompt(n), context.answers[n]])
-        logits = np.asarray(forward(np.pad(whole, (0, 160 - len(whole)))), np.float64)
+        logits = np.asarray(forward(np.pad(whole, (0, 128 - len(whole)))), np.float64)
         at = len(context.prompt(n)) - 1 + np.arange(len(context.answers[n]))
         log_p = logits[at] - np.log(np.exp(logits[at]).sum(axis=1, keepdims=True))
         loss = -log_p[np.arange(len(at)), context.answers[n]].sum()
