@@ -73,12 +73,10 @@ def refuse_strays(args):
     Raises:
       ValueError: names them.
     """
-    strays = [] if args.weights else list(cli.given(args, OF_TEXT))
-    if args.weights:
-        strays += cli.given(args, [*TRAINING, "intervention", "compare", "held_out"])
-    if strays:
-        raise ValueError(f"--{', --'.join(strays)}: {'is' if len(strays) == 1 else 'are'} not for "
-                         + ("a model with --weights" if args.weights else "training, but for --weights"))  # fmt: skip
+    if args.weights and (strays := cli.given(args, [*TRAINING, "intervention", "compare", "held_out"])):
+        raise ValueError(f"--{', --'.join(strays)}: not with --weights, which trains nothing")
+    if not args.weights and (strays := cli.given(args, OF_TEXT)):
+        raise ValueError(f"--{', --'.join(strays)}: {'is' if len(strays) == 1 else 'are'} for --weights only")
     if not args.compare and (args.seeds or args.shard):
         raise ValueError(f"--{'seeds' if args.seeds else 'shard'}: is for --compare")
     if args.compare and args["intervention"].present:
