@@ -28,14 +28,15 @@ from lim.influence import default_chunk
 from lim.train import Recipe
 
 TRAINING = ("questions", "keys", "values", "layers", "width", "steps", "batch", "learning_rate", "evaluations")
+PAIRS, TEXT_PAIRS = 16, 100  # by default
 RESULT = "result.json"  # of a finished run in a comparison
 OF_TEXT = ("form", "contexts", "places", "probes", "profiles")
 
 
 def define_flags():
-    cli.define("pairs", cli.integer(2), None, "pairs in a context; default 16, with --weights 60")
-    cli.define("questions", cli.integer(1), 8, "questions in a training sequence, each about another pair")
-    cli.define("keys", cli.integer(2), 16, "how many different keys there are")
+    cli.define("pairs", cli.integer(2), None, f"pairs in a context; default {PAIRS}, with --weights {TEXT_PAIRS}")
+    cli.define("questions", cli.integer(1), None, "questions in a training sequence, each about another pair; default one about each")
+    cli.define("keys", cli.integer(2), None, "how many different keys there are; default as many as pairs")
     cli.define("values", cli.integer(2), 16, "how many different values there are")
     cli.define("layers", cli.integer(1), 2, "number of blocks")
     cli.define("width", cli.integer(64), 64, "width of the stream, a multiple of 64")
@@ -106,7 +107,7 @@ class Run:
     def about(self):
         """What makes a result this run's, as JSON has it."""
         return json.loads(json.dumps(dict(task=dataclasses.asdict(self.task), config=dataclasses.asdict(self.config),
-                                          recipe=dataclasses.asdict(self.recipe), intervention=self.chosen.name,
+                                          recipe=dataclasses.asdict(self.recipe), intervention=self.chosen.about(),
                                           evaluations=self.evaluations, held_out=self.held_out)))  # fmt: skip
 
 
@@ -117,7 +118,8 @@ def plan(args):
       ValueError: names the flag, its value and what is allowed.
     """
     seeds = range(args.seed, args.seed + (args.seeds or 5)) if args.compare else [args.seed]
-    task = recall.Task(args.pairs or 16, args.questions, args.keys, args.values, args.seed)
+    pairs = args.pairs or PAIRS
+    task = recall.Task(pairs, args.questions or pairs, args.keys or pairs, args.values, args.seed)
     config = recall.network(task, args.layers, args.width)
     recipe = Recipe(args.steps, args.batch, learning_rate=args.learning_rate, weight_decay=0.01, warmup=0.1)
     names = recall.INTERVENTIONS if args.compare else [args.intervention]
@@ -301,7 +303,7 @@ def load(args):
     Raises:
       ValueError: names the flag, its value and what is allowed.
     """
-    pairs = args.pairs or 60
+    pairs = args.pairs or TEXT_PAIRS
     if args.places > pairs:
         raise ValueError(f"--places={args.places}: allowed are 2 to {pairs}, the pairs")
     if args.profiles > args.contexts:

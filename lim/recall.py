@@ -19,6 +19,7 @@ import uuid
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from scipy import optimize, stats
 
@@ -51,9 +52,9 @@ class Task:
     """
 
     pairs: int = 16
-    questions: int = 8
-    keys: int = 32
-    values: int = 32
+    questions: int = 16
+    keys: int = 16
+    values: int = 16
     seed: int = 0
 
     def __post_init__(self):
@@ -81,7 +82,8 @@ class Task:
         Args:
           step: of the update.
           size: B.
-          window: (start, stop) of the places asked about; by default all.
+          window: (start, stop) of the places that questions are about, by default all; those that it has no place left for
+            are about others and do not count.
           weights_N: how much an answer counts, by the place of its pair; by default 1.
 
         Returns:
@@ -89,13 +91,17 @@ class Task:
         """
         rng = np.random.default_rng([TRAINING, self.seed, step])
         keys_BN, values_BN = self._contexts(rng, size)
+        counts_N = np.ones(self.pairs) if weights_N is None else np.array(weights_N)
         start, stop = window or (0, self.pairs)
-        asked_BQ = start + np.argsort(rng.random((size, stop - start)), axis=1)[:, : self.questions]
+        outside_N = np.ones(self.pairs)
+        outside_N[start:stop] = 0
+        chosen_BQ = np.argsort(rng.random((size, self.pairs)) + outside_N, axis=1)[:, : self.questions]
+        asked_BQ = rng.permuted(np.sort(chosen_BQ, axis=1), axis=1)
         tokens_BT = np.empty((size, self.length), np.int32)
         tokens_BT[:, : 2 * self.pairs] = _interleave(keys_BN, values_BN)
         tokens_BT[:, 2 * self.pairs :] = _interleave(*(np.take_along_axis(x, asked_BQ, axis=1) for x in (keys_BN, values_BN)))
         weights_BL = np.zeros((size, self.length - 1), np.float32)
-        weights_BL[:, 2 * self.pairs :: 2] = 1.0 if weights_N is None else np.asarray(weights_N)[asked_BQ]
+        weights_BL[:, 2 * self.pairs :: 2] = (counts_N * (1 - outside_N))[asked_BQ]
         return tokens_BT, weights_BL
 
     def held_out(self, count: int):
@@ -198,34 +204,37 @@ class Intervention:
     Attributes:
       name: one of `INTERVENTIONS`.
       weights_N: how much an answer counts in training, by its pair's place; mean 1. None counts all alike.
-      widened: by which share of the steps the questions, first about the middle alone, are about every place; 0: always.
+      narrow: the share of the places, in the middle, that questions are about at first.
+      widened: the share of the steps from which on questions are about every place, until when the window widens linearly.
       switches: of the network, in training and evaluation.
     """
 
     name: str = "none"
     weights_N: np.ndarray | None = None
+    narrow: float = 1.0
     widened: float = 0.0
     switches: Switches = Switches()
 
-    def window(self, task: Task, share: float):
-        """(start, stop) of the places asked about when this share of the steps is done.
+    def about(self) -> dict:
+        """All of it, as JSON has it."""
+        return jax.tree.map(lambda v: np.asarray(v).tolist(), dataclasses.asdict(self))
 
-        The window lies in the middle and widens linearly, from a third of the places (or as many as there are questions).
-        """
-        narrow = max(task.questions, math.ceil(task.pairs / 3))
-        width = task.pairs if share >= self.widened else narrow + int((task.pairs - narrow) * share / self.widened)
+    def window(self, task: Task, share: float):
+        """(start, stop) of the places that questions are about when this share of the steps is done."""
+        grown = min(share / self.widened, 1.0) if self.widened else 1.0
+        width = math.ceil(task.pairs * (self.narrow + (1 - self.narrow) * grown) - 1e-9)
         start = (task.pairs - width) // 2
         return start, start + width
 
 
-WIDENED = 0.5
+NARROW, WIDENED = 1 / 3, 0.5
 CAP = 4.0
 SKIPS = (0.5, 2.0)
 INTERVENTIONS = {
     "none": "plain training",
     "weights-middle": "answers count more the nearer the middle their pair: by a Hann window on a floor, 3:1",
     "weights-theory": f"answers count by the inverse of the influence at birth that the kernel theory predicts, at most {CAP:g}",
-    "curriculum": f"questions are about the middle first, and about every place from {WIDENED:.0%} of the steps on",
+    "curriculum": f"questions are about the middle third first, and about ever more until, after {WIDENED:.0%} of the steps, about every place",
     "skip": f"each layer's skip has the weight, from {SKIPS[0]:g} to {SKIPS[1]:g}, that flattens the kernel theory's profile",
 }
 
@@ -234,16 +243,14 @@ def intervention(name: str, task: Task, config) -> Intervention:
     """The intervention of this name, for this task and network.
 
     Raises:
-      ValueError: there is none of that name, or it cannot work for the task.
+      ValueError: there is none of that name.
     """
     if name == "weights-middle":
         return Intervention(name, weights_N=hann_weights(task.pairs))
     if name == "weights-theory":
         return Intervention(name, weights_N=inverse_weights(birth_profile(task, config)))
     if name == "curriculum":
-        if task.questions == task.pairs:
-            raise ValueError(f"curriculum: needs fewer questions than pairs={task.pairs}, or there is nothing to choose")
-        return Intervention(name, widened=WIDENED)
+        return Intervention(name, narrow=NARROW, widened=WIDENED)
     if name == "skip":
         return Intervention(name, switches=flattening_skip(task, config))
     if name != "none":
@@ -360,7 +367,7 @@ def train(task: Task, config, recipe: Recipe, chosen: Intervention, folder, *, e
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(config, recipe, switches=chosen.switches, decoder=Decoder.at_birth(config, task.seed), devices=jax.local_devices()[:1])
     about = dict(task=dataclasses.asdict(task), config=dataclasses.asdict(config), recipe=dataclasses.asdict(recipe),
-                 intervention=chosen.name, evaluations=evaluations, count=count)  # fmt: skip
+                 intervention=chosen.about(), evaluations=evaluations, count=count)  # fmt: skip
     at = {round(recipe.steps * k / evaluations) for k in range(evaluations + 1)}
     checkpoints = Checkpoints(folder)
     try:
@@ -451,11 +458,11 @@ def t_interval(values_S, confidence: float = 0.95):
 # ---- the same question in text ----
 
 FORMS = {
-    "numbers": "five digits",
+    "numbers": "three digits",
     "uuids": "random UUIDs (version 4)",
 }
-HEADER, QUESTION = "Key-value pairs:\n\n", "\nWhat is the value of the key {key}?\n\n"
-TEMPLATE = HEADER + "{key}: {value}\n" + QUESTION + "{key}:"  # the second line once a pair; the answer follows
+HEADER = "Key-value pairs, then one of the keys again, and its value:\n\n"
+TEMPLATE = HEADER + "{key}: {value}\n" + "\n{key}:"  # the second line once a pair; the answer follows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -479,8 +486,9 @@ class TextContext:
         return np.concatenate([self.tokens_C, self.questions[n]])
 
     def room(self, places) -> int:
-        """Tokens that the context and the longest of these pairs' questions, with its answer, take; rounded up to whole eights."""
-        return len(self.tokens_C) + 8 * math.ceil(max(len(self.questions[n]) + len(self.answers[n]) for n in places) / 8)
+        """Tokens that the context, the longest of these pairs' questions and the longest answer take; the latter in whole eights."""
+        longest = max(len(self.questions[n]) for n in places) + max(len(self.answers[n]) for n in places)
+        return len(self.tokens_C) + 8 * math.ceil(longest / 8)
 
 
 def text_context(encode, pairs: int, form: str, rng) -> TextContext:
@@ -505,14 +513,16 @@ def text_context(encode, pairs: int, form: str, rng) -> TextContext:
         pieces += [key, answer, line_end]
         ends.append(sum(map(len, pieces)))
     starts = [len(pieces[0]), *ends[:-1]]
-    questions = [np.concatenate([np.asarray(encode(QUESTION.format(key=key)), np.int32), ids]) for key, ids in zip(keys, key_ids)]
+    questions = [np.concatenate([line_end, ids]) for ids in key_ids]
     return TextContext(np.concatenate(pieces), np.stack([starts, ends], axis=1), questions, answers)
 
 
 def _words(form, count, rng):
     """Distinct random words."""
     if form == "numbers":
-        return [str(n) for n in 10000 + rng.choice(90000, count, replace=False)]
+        if count > 900:
+            raise ValueError(f"pairs={count // 2}: there are only 900 numbers of three digits, so at most 450 pairs")
+        return [str(n) for n in 100 + rng.choice(900, count, replace=False)]
     if form == "uuids":
         return [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(count)]
     raise ValueError(f"form={form!r}: allowed are {', '.join(FORMS)}")
@@ -543,20 +553,17 @@ def ask(decoder, context: TextContext, places, buffer: int):
     tokens_B = np.zeros(buffer, np.int32)
     tokens_B[:start] = context.tokens_C
     parts_PM = np.stack([np.pad(part, (0, room - start - len(part))) for part in parts])
-    loss_PM, right_PM = map(np.asarray, _ask(params_of(decoder), tokens_B, start, parts_PM, config=config))
-    right_P, first_P, loss_P = [], [], []
-    for n, loss_M, right_M in zip(places, loss_PM, right_PM):
-        asked = len(context.questions[n])
-        answer = slice(asked - 1, asked - 1 + len(context.answers[n]))  # a token is predicted one before it
-        right_P.append(right_M[answer].all())
-        first_P.append(right_M[asked - 1])
-        loss_P.append(loss_M[answer].sum(dtype=np.float64))
-    return np.array(right_P), np.array(first_P), np.array(loss_P)
+    asked_P = np.array([len(context.questions[n]) for n in places])
+    lengths_P = [len(context.answers[n]) for n in places]
+    scored = _ask(params_of(decoder), tokens_B, start, parts_PM, asked_P, answer=max(lengths_P), config=config)
+    each = [(right_A[:length].all(), right_A[0], loss_A[:length].sum(dtype=np.float64))
+            for loss_A, right_A, length in zip(*map(np.asarray, scored), lengths_P)]  # fmt: skip
+    return tuple(map(np.array, zip(*each)))
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _ask(params, context_B, start, parts_PM, *, config):
-    """Loss of every token of each part but its first as what follows `start` tokens of context, and whether it is likeliest.
+@functools.partial(jax.jit, static_argnames=("answer", "config"))
+def _ask(params, context_B, start, parts_PM, asked_P, *, answer, config):
+    """-ln p of `answer` tokens of each part from its token `asked` on, behind `start` tokens of context, and whether each is likeliest.
 
     Block by block the context goes through once, and each part's rows with the context's stream before them: what the
     buffer holds from `start` on lies in a causal row's future until the part is laid over it.
@@ -573,14 +580,14 @@ def _ask(params, context_B, start, parts_PM, *, config):
         return (block(x_BD, published), parts_PMD), None
 
     def scores(part):
-        hidden_MD, part_M = part
-        log_p_MV = jax.nn.log_softmax(decoder.logits(hidden_MD[:-1]))
-        target_M1 = part_M[1:, None]
-        return -jnp.take_along_axis(log_p_MV, target_M1, axis=1)[:, 0], jnp.argmax(log_p_MV, axis=1) == target_M1[:, 0]
+        hidden_MD, part_M, asked = part
+        logits_AV = decoder.logits(jax.lax.dynamic_slice_in_dim(hidden_MD, asked - 1, answer))  # a token is predicted one before it
+        target_A = jax.lax.dynamic_slice_in_dim(part_M, asked, answer)
+        return optax.softmax_cross_entropy_with_integer_labels(logits_AV, target_A), jnp.argmax(logits_AV, axis=1) == target_A
 
     embedded_PMD = jax.lax.map(lambda part_M: decoder.embed(laid(context_B, part_M))[rows_M], parts_PM)
     (_, parts_PMD), _ = jax.lax.scan(step, (decoder.embed(context_B), embedded_PMD), decoder.blocks)
-    return jax.lax.map(scores, (decoder.hidden(parts_PMD), parts_PM))
+    return jax.lax.map(scores, (decoder.hidden(parts_PMD), parts_PM, asked_P))
 
 
 def pair_influence(influence_T, context: TextContext):

@@ -128,8 +128,6 @@ BAD_RECALL = [
     ("--steps=0", "--steps=0: '0': allowed are integers of at least 1"),
     ("--learning-rate=nan", "--learning_rate=nan: 'nan': allowed are numbers of at least 0"),
     ("--intervention=prayer", "--intervention=prayer"),
-    ("--pairs=8 --questions=8 --intervention=curriculum", "curriculum: needs fewer questions than pairs=8"),
-    ("--pairs=8 --questions=8 --compare", "curriculum: needs fewer questions than pairs=8"),
     ("--compare --intervention=skip", "--compare, --intervention: give one of them"),
     ("--compare --seeds=1", "--seeds=1: '1': allowed are integers of at least 2"),
     ("--compare --shard=2/2", "--shard=2/2: '2/2': allowed is i/n"),

@@ -165,9 +165,18 @@ def test_the_curriculum_asks_about_the_middle_first():
         assert stats.chisquare(counts[start:stop]).pvalue > 1e-4  # 41 looks
     assert widths == sorted(widths) and widths[20] == 16
     assert recall.intervention("none", task, None).window(task, 0.0) == (0, 16)
-    assert recall.Intervention(widened=0.5).window(recall.Task(16, 12, 16, 8), 0.0) == (2, 14)  # room for all questions
-    with pytest.raises(ValueError, match="curriculum: needs fewer questions than pairs=4"):
-        recall.intervention("curriculum", recall.Task(4, 4, 4, 2), None)
+
+
+def test_questions_that_a_window_has_no_place_for_do_not_count():
+    task = recall.Task(6, 5, 6, 8)
+    tokens_BT, weights_BL = task.batch(0, 300, (2, 4), np.arange(6.0))
+    places_BQ = np.argmax(tokens_BT[:, None, 0:12:2] == tokens_BT[:, 12::2, None], axis=2)
+    assert all(len(set(places_Q)) == 5 and {2, 3} <= set(places_Q) for places_Q in places_BQ.tolist())
+    np.testing.assert_array_equal(weights_BL[:, 12::2], np.where((places_BQ == 2) | (places_BQ == 3), places_BQ, 0))
+    counts = np.bincount(np.argmax(places_BQ == 2, axis=1))  # when it is asked about: at any time
+    assert len(counts) == 5 and stats.chisquare(counts).pvalue > 1e-3
+    whole = task.batch(0, 300)[0]
+    assert len({tuple(places_Q) for places_Q in np.argmax(whole[:, None, 0:12:2] == whole[:, 12::2, None], axis=2)}) > 200
 
 
 def test_flattening_skips_flatten_the_predicted_profile():
@@ -223,7 +232,7 @@ def test_a_small_task_is_learned_and_a_killed_training_goes_on_to_the_same_curve
     assert began[0] == 120
     for name in ("steps_S", "correct_SN", "loss_SN", "loss_se_SN", "training_S"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
-    with pytest.raises(ValueError, match="holds another training: intervention is none there, curriculum here"):
+    with pytest.raises(ValueError, match="holds another training: intervention is {'name': 'none'.* there, {'name': 'curriculum'"):
         recall.train(EASY, NARROW, RECIPE, recall.Intervention("curriculum"), tmp_path / "whole", **how)
     with pytest.raises(ValueError, match="vocab=11: must be 4"):
         recall.train(EASY, CONFIG, RECIPE, recall.Intervention(), tmp_path / "other")
