@@ -4,6 +4,7 @@
     python -m experiments.bench --models=qwen2-0.5b --lengths=2048 --probes=4 --repeats=1
     python -m experiments.bench --device=gpu --lengths=2048 --probes=64
     python -m experiments.bench --scaling=128,256,512,1024,2048,4096 --probes=4
+    python -m experiments.bench --training=4 --models=small --lengths=512
 
 Every contender pulls the same number of cotangents of the last final-normed output back to the embeddings, float32, in a
 process of its own (so that its peak memory is its own), once to warm up and once timed; contenders take turns, and the
@@ -26,10 +27,11 @@ from absl import flags
 
 import lim
 from experiments import cli
-from lim import plot
+from lim import plot, train
 from lim.theory import cesaro, kernel
 
 CONTENDERS = ("lim", "torch one by one", "torch batched", "torch jacrev")
+TRAINERS = ("lim", "torch")
 
 
 def define_flags():
@@ -40,10 +42,28 @@ def define_flags():
     flags.DEFINE_enum("device", "cpu", ("cpu", "gpu"), "where to run")
     flags.DEFINE_bool("theory", True, "also time the operator at 10⁶ positions and the kernel theory at 2048")
     cli.define_axis("scaling", cli.integer(2), "only this library, at these lengths, and at 6 to 48 layers of the middle one: scaling_*.png")
+    cli.define("training", cli.integer(1), None, "instead of influence: an AdamW update of so many windows, against PyTorch's")
     flags.DEFINE_string("out", None, "folder for results.json; default runs/bench")
     cli.define("layers", cli.integer(2), None, "number of blocks, if not the model's own")
-    flags.DEFINE_enum("contender", None, CONTENDERS, "run this one alone, on one model and length, and print its numbers as JSON")
+    flags.DEFINE_enum("contender", None, sorted({*CONTENDERS, *TRAINERS}), "run this one alone, on one model and length, and print its numbers as JSON")
     flags.adopt_module_key_flags(cli)
+
+
+def per_block(config, length):
+    """Of a block: weights of its products, multiplications per product of attention's admitted pairs, width of its keys."""
+    heads, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    mlps = 2 if config.family == "gpt2" else 3
+    return config.width * (2 * heads + 2 * keys + mlps * config.inner), length * (length + 1) / 2 * heads, keys
+
+
+def training_flops(config, length, batch):
+    """Floating-point operations of the products that an update on `batch` windows needs at least.
+
+    Of every block and of the head the weights, once forward and twice back, and attention's products of the admitted pairs,
+    two forward and four back.
+    """
+    weights, pairs, _ = per_block(config, length)
+    return batch * (config.layers * (6 * weights * length + 12 * pairs) + 6 * length * config.width * config.vocab)
 
 
 def needed_flops(config, length, cotangents):
@@ -52,10 +72,7 @@ def needed_flops(config, length, cotangents):
     Of every block the weights, once each way, and attention's products of the admitted pairs, two forward and four back;
     of the last block only keys and values of all rows. Weights get no gradient.
     """
-    heads, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    mlps = 2 if config.family == "gpt2" else 3
-    weights = config.width * (2 * heads + 2 * keys + mlps * config.inner)
-    pairs = length * (length + 1) / 2 * heads
+    weights, pairs, keys = per_block(config, length)
     inner = config.layers - 1
     forward = 2 * inner * (weights * length + 2 * pairs) + 4 * length * config.width * keys
     back = 2 * inner * (weights * length + 4 * pairs) + 4 * length * config.width * keys
@@ -142,6 +159,56 @@ def run_torch(contender, config, length, probes, size, device):
                 device_memory=torch.cuda.max_memory_allocated() if device == "gpu" else None)  # fmt: skip
 
 
+def train_lim(config, length, batch, size):
+    """As `run_lim`, of an update."""
+    trainer = train.Trainer(config, train.Recipe(batch=batch), devices=jax.devices()[:1])
+    tokens_BT = np.random.default_rng(0).integers(config.vocab, size=(batch, length + 1), dtype=np.int32)
+    update = lambda: trainer.update(tokens_BT, np.ones((batch, length), np.float32))  # noqa: E731
+    first = timed(update)
+    x = jnp.ones((size, size))
+    multiply = jax.jit(lambda x: jax.lax.dot(x, x, precision="highest"))
+    rates = [product_rate(lambda: multiply(x).block_until_ready(), size)]
+    seconds = statistics.median(timed(update) for _ in range(3))
+    rates.append(product_rate(lambda: multiply(x).block_until_ready(), size))
+    device = jax.devices()[0].memory_stats() or {}
+    return dict(seconds=seconds, first=first, rate=max(rates), device_memory=device.get("peak_bytes_in_use"))
+
+
+def train_torch(config, length, batch, size, device):
+    """The same of PyTorch on the Hugging Face model: clipped gradients, AdamW."""
+    import torch
+    import transformers
+
+    where = torch.device("cuda" if device == "gpu" else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    hf = hf_config(config, transformers)
+    hf.tie_word_embeddings = config.tied
+    model = transformers.AutoModelForCausalLM.from_config(hf, attn_implementation="sdpa").to(where, torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    tokens_BT = torch.randint(config.vocab, (batch, length + 1), device=where)
+
+    def update():
+        optimizer.zero_grad()
+        logits = model(input_ids=tokens_BT[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens_BT[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    first = timed(update)
+    a = torch.ones(size, size, device=where)
+
+    def multiply():
+        (a @ a).cpu() if device == "gpu" else a @ a
+
+    rates = [product_rate(multiply, size)]
+    seconds = statistics.median(timed(update) for _ in range(3))
+    rates.append(product_rate(multiply, size))
+    return dict(seconds=seconds, first=first, rate=max(rates),
+                device_memory=torch.cuda.max_memory_allocated() if device == "gpu" else None)  # fmt: skip
+
+
 def run_contender(args):
     """One contender's numbers as a line of JSON: what each process of the bench does."""
     if len(args.models) != 1 or len(args.lengths or ()) != 1:
@@ -149,7 +216,13 @@ def run_contender(args):
     (model,), (length,) = args.models, args.lengths
     config, size = cli.read_config(model.value), 4096 if args.device == "gpu" else 2048
     config = config.replace(max_length=max(length.value, config.max_length), layers=args.layers or config.layers)
-    if args.contender == "lim":
+    if args.contender not in contenders(args):
+        raise ValueError(f"--contender={args.contender}: allowed are {', '.join(contenders(args))}")
+    if args.training and args.contender == "lim":
+        numbers = train_lim(config, length.value, args.training, size)
+    elif args.training:
+        numbers = train_torch(config, length.value, args.training, size, args.device)
+    elif args.contender == "lim":
         numbers = run_lim(config, length.value, args.probes, size)
     else:
         numbers = run_torch(args.contender, config, length.value, args.probes, size, args.device)
@@ -157,10 +230,16 @@ def run_contender(args):
     print(json.dumps(numbers | dict(memory=numbers["device_memory"] or memory)))
 
 
+def contenders(args):
+    """Who takes part."""
+    return TRAINERS if args.training else CONTENDERS
+
+
 def in_own_process(contender, model, length, args, layers=None):
     """What `run_contender` prints, or why it ended without."""
     line = [sys.executable, "-m", "experiments.bench", f"--contender={contender}", f"--models={model}", f"--lengths={length}",
-            f"--probes={args.probes}", f"--device={args.device}", *([f"--layers={layers or args.layers}"] if layers or args.layers else [])]  # fmt: skip
+            f"--probes={args.probes}", f"--device={args.device}", *([f"--layers={layers or args.layers}"] if layers or args.layers else []),
+            *([f"--training={args.training}"] if args.training else [])]  # fmt: skip
     platform = dict(cpu="cpu", gpu="cuda")[args.device]  # else JAX would take a GPU where torch is told to take the CPU
     done = subprocess.run(line, capture_output=True, text=True, env=os.environ | dict(JAX_PLATFORMS=platform))
     if done.returncode:
@@ -171,8 +250,8 @@ def in_own_process(contender, model, length, args, layers=None):
 def measure(args, lengths):
     """{(model, length): {contender: [numbers of each repeat]}}."""
     cases = [(model.text, length) for model in args.models for length in lengths]
-    runs = {case: {contender: [] for contender in CONTENDERS} for case in cases}
-    with cli.progress(total=len(cases) * len(CONTENDERS) * args.repeats, unit="run") as bar:
+    runs = {case: {contender: [] for contender in contenders(args)} for case in cases}
+    with cli.progress(total=len(cases) * len(contenders(args)) * args.repeats, unit="run") as bar:
         for (model, length), of_case in runs.items():
             for _ in range(args.repeats):
                 for contender, repeats in of_case.items():
@@ -191,16 +270,19 @@ def table(runs, args):
                   for contender, repeats in of_case.items() if "failed" not in repeats[0]}  # fmt: skip
         peers = [m["seconds"] for contender, m in median.items() if contender != "lim"]
         config = cli.read_config(model)
-        limit = needed_flops(config.replace(layers=args.layers or config.layers), length, args.probes) / rate
-        for contender in CONTENDERS:
+        config = config.replace(layers=args.layers or config.layers)
+        flops = training_flops(config, length, args.training) if args.training else needed_flops(config, length, args.probes)
+        limit = flops / rate
+        for contender in contenders(args):
             if contender not in median:
                 failures.append(f"{model}, {length}, {contender}: {of_case[contender][0]['failed']}")
                 continue
             m = median[contender]
             ratio = f"{min(peers) / m['seconds']:.2f}" if peers else "–"
-            rows.append([model, length, contender, f"{m['seconds'] / args.probes:.3g}", ratio, f"{limit / m['seconds']:.2f}",
+            each = f"{args.training * length / m['seconds']:.0f}" if args.training else f"{m['seconds'] / args.probes:.3g}"
+            rows.append([model, length, contender, each, ratio, f"{limit / m['seconds']:.2f}",
                          f"{m['memory'] / 1e9:.1f}", f"{m['first'] - m['seconds']:.1f}"])  # fmt: skip
-    header = ["model", "length", "contender", "s/cotangent", "speed / best peer", "share of limit", "peak GB", "first run +s"]
+    header = ["model", "length", "contender", "tokens/s" if args.training else "s/cotangent", "speed / best peer", "share of limit", "peak GB", "first run +s"]
     return cli.table(header, rows), rate, failures
 
 
@@ -250,11 +332,12 @@ def main(args):
         return print(f"\nwrote scaling.json, scaling_length.png and scaling_layers.png in {folder}")
     runs = measure(args, lengths)
     text, rate, failures = table(runs, args)
-    print(f"\nmatrix products here: {rate / 1e9:.0f} GFLOP/s; {args.probes} cotangents a run, medians of {args.repeats}\n")
+    work = f"an update on {args.training} windows" if args.training else f"{args.probes} cotangents"
+    print(f"\nmatrix products here: {rate / 1e9:.0f} GFLOP/s; {work} a run, medians of {args.repeats}\n")
     print(text)
     for failure in failures:
         print(f"did not run: {failure}")
-    theory = time_theory() if args.theory else {}
+    theory = time_theory() if args.theory and not args.training else {}
     for name, seconds in theory.items():
         print(f"{name}: {seconds:.1f} s")
     runs = [dict(model=model, length=length, contenders=of_case) for (model, length), of_case in runs.items()]

@@ -25,7 +25,7 @@ from lim import checkpoint, plot, profile, store, tokens, train, watch
 from lim.influence import default_chunk
 
 DECIDE = ("model", "layers", "width", "weights", "text", "tokenizer", "length", "steps", "batch", "accumulate", "learning_rate",
-          "warmup", "weight_decay", "clip", "seed", "windows", "measurements", "probes", *cli.SWITCHES)  # fmt: skip
+          "warmup", "weight_decay", "clip", "seed", "windows", "measurements", "measure_at", "probes", *cli.SWITCHES)  # fmt: skip
 RECIPE = train.Recipe()
 EVALUATED = 64  # held-out windows behind each printed loss, where there are as many
 
@@ -48,6 +48,7 @@ def define_flags():
     cli.define("seed", cli.integer(0), 0, "of weights and of the order of windows")
     cli.define("windows", cli.integer(2), 8, "held-out windows that are measured, with beginnings of documents in them where there are")
     cli.define("measurements", cli.integer(2), 10, "steps at which influence is measured, the first and the last among them")
+    cli.define_axis("measure_at", cli.integer(0), "further steps at which it is measured")
     cli.define("probes", cli.integer(2), 16, "random directions per measured profile; see experiments.ablate")
     cli.define("save_every", cli.integer(1), None, "steps from checkpoint to checkpoint; default a tenth of all")
     cli.define("keep", cli.integer(1), 1, "checkpoints with the lowest held-out loss that stay, besides the latest two")
@@ -100,13 +101,16 @@ def read(args) -> Plan:
         documents = documents[0].split("\n\n")
     trained, held_out = tokens.split(documents)
     packed, evaluated = (tokens.pack(part, tokenizer, config.vocab) for part in (trained, held_out))
+    measured = {*watch.log_spaced(args.steps, args.measurements), *(item.value for item in args.measure_at or ())}
+    if max(measured) > args.steps:
+        raise ValueError(f"--measure_at={max(measured)}: allowed are 0 to {args.steps}, the steps")
     tokens.Reader(packed.ids, args.length, args.batch)  # refuses a text that is too short
     watch.boundary_windows(evaluated, args.length, args.windows)
     digest = hashlib.sha256(packed.ids.tobytes() + evaluated.ids.tobytes()).hexdigest()
     about = dict(config=dataclasses.asdict(config), recipe=dataclasses.asdict(recipe), text=digest, tokenizer=tokenizer, length=args.length,
                  weights=args.weights,
                  switches={name: getattr(args, name) for name in cli.SWITCHES if getattr(args, name) is not None},
-                 windows=args.windows, measurements=args.measurements, probes=args.probes)  # fmt: skip
+                 windows=args.windows, measured=sorted(measured), probes=args.probes)  # fmt: skip
     return Plan(config, recipe, switches, packed, evaluated, held_out, tokens.separator(tokenizer), json.loads(json.dumps(about)))
 
 
@@ -149,12 +153,11 @@ def run(plan, args, folder, attributes):
     del decoder
     checkpoints.restore(trainer, plan.about)
     reader = tokens.Reader(plan.packed.ids, args.length, args.batch, plan.recipe.seed)
-    steps = watch.log_spaced(plan.recipe.steps, args.measurements)
-    seen = watch.Watch(folder, steps=steps, windows_WT=watch.boundary_windows(plan.held_out, args.length, args.windows),
+    seen = watch.Watch(folder, steps=plan.about["measured"], windows_WT=watch.boundary_windows(plan.held_out, args.length, args.windows),
                        separator=plan.separator, layers=plan.config.layers, spec=plan.about, attributes=attributes)  # fmt: skip
     held_out_WT, every = even_windows(plan.held_out.ids, args.length), args.save_every or -(-plan.recipe.steps // 10)
     weights_BL = np.ones((args.batch, args.length), np.float32)
-    per_update = args.batch * args.length
+    per_update, first = args.batch * args.length, trainer.step
     log = Log(folder, trainer.step)
     bar = cli.progress(total=plan.recipe.steps * per_update, initial=trainer.step * per_update, unit="tok", unit_scale=True)
     with bar, cli.stopping() as stop:
@@ -163,6 +166,7 @@ def run(plan, args, folder, attributes):
             if not seen.done(step):
                 bar.set_description(f"step {step}: measuring")
                 seen.measure(step, trainer.decoder, plan.switches, probes=args.probes)
+                bar.unpause()  # time left is of the updates
             last = step == plan.recipe.steps or stop()
             if step not in checkpoints.steps() and (step % every == 0 or last):
                 held_out = float(train.losses(trainer.decoder, held_out_WT, plan.switches).mean())
@@ -171,6 +175,8 @@ def run(plan, args, folder, attributes):
             if last:
                 break
             update = trainer.update(reader(step), weights_BL)
+            if step == first:  # compilation is over
+                bar.unpause()
             log.write(**dataclasses.asdict(update))
             bar.set_description(f"step {update.step}, loss {update.loss:.3f}", refresh=False)
             bar.update(per_update)
@@ -223,11 +229,13 @@ def draw(ds, peaks, folder, level):
     profiles_ML = np.median(ds.influence.values, axis=1)
     steps = [int(step) for step in ds.step.values]
     cli.put(folder, "valley.png", lambda path: plot.save(plot.life_figure(steps, profiles_ML, caption=cli.command()), path))
+    cli.put(folder, "gradient.png", lambda path: plot.save(plot.life_figure(
+        steps, ds.gradient.values, label="gradient of the loss by the embedding", caption=cli.command()), path))  # fmt: skip
     few = sorted({steps[0], steps[len(steps) // 3], steps[2 * len(steps) // 3], steps[-1]})
     bundle = {str(step): (profiles_ML[steps.index(step)] / np.mean(profiles_ML[steps.index(step)]), None) for step in few}
     cli.put(folder, "profiles.png", lambda path: plot.save(plot.bundle_figure(
         bundle, axis="step", ylabel="influence / its mean over positions", caption=cli.command()), path))  # fmt: skip
-    written = ["valley.png", "profiles.png", "sinks.png"]
+    written = ["valley.png", "gradient.png", "profiles.png", "sinks.png"]
     ends = {f"step {step}": ds.sel(step=step) for step in (steps[0], steps[-1])}
     sinks = {name: (at.first_token.values, None) for name, at in ends.items()}
     cli.put(folder, "sinks.png", lambda path: plot.save(plot.lines_figure(
@@ -251,7 +259,7 @@ def main(args):
             train.remove(folder)
         lim.check_compiler(args.length * default_chunk(plan.config, args.length, args.probes), plan.config.width)
         attributes = dict(flags=cli.flag_values(args), provenance=cli.provenance())
-        if (folder / store.TRAINING).exists():  # refused here, before any work, if it is of another training
+        if (folder / store.TRAINING / "done").exists():  # refused here, before any work, if it is of another training
             store.check_same(str(folder / store.TRAINING), plan.about)
     print(f"{plan.config.family}, {plan.config.layers} layers, width {plan.config.width}: {len(plan.packed.ids):,} tokens to train on, "
           f"{len(plan.held_out.ids):,} held out, {plan.recipe.steps * args.batch * args.length:,} to be read")  # fmt: skip

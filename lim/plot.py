@@ -568,6 +568,39 @@ def convergence_figure(
     return fig
 
 
+def change_figure(changes, *, ylabel, title="", yscale="linear", width=6.5) -> Figure:
+    """Ratios of two profiles along the text, with a line where nothing changes.
+
+    Args:
+      changes: label → (ratio_L, stderr_L or None), all of one length; drawn with a band of ± 1 standard error.
+      ylabel, title, width: as in `influence_figure`.
+      yscale: "linear" or "log".
+
+    Raises:
+      ValueError: there is no ratio, or their lengths differ.
+    """
+    lengths = {len(ratio_L) for ratio_L, _ in changes.values()}
+    if len(lengths) != 1:
+        raise ValueError(f"changes: must be at least one, of one length, not {sorted(lengths)}")
+    with matplotlib.rc_context(STYLE):
+        fig = Figure()
+        ax, left, right, height = fig.subplots(), 0.72, 0.2, max(0.4 * width, 2.0)
+        _position_axis(ax, *lengths, width - left - right)
+        ax.axhline(1, color=SOFT, lw=0.7, ls=(0, (1, 2)), zorder=0)
+        for number, (label, (ratio_L, stderr_L)) in enumerate(changes.items()):
+            ratio_L, color = np.asarray(ratio_L, np.float64), (MEASURED, *PREDICTED)[number % 7]
+            x_L = positions(len(ratio_L))
+            ax.plot(x_L, ratio_L, color=color, lw=1.2, ls="-" if number == 0 else DASHES[(number - 1) % len(DASHES)], label=label)
+            if stderr_L is not None:
+                ax.fill_between(x_L, ratio_L - stderr_L, ratio_L + stderr_L, color=color, alpha=0.22, lw=0)
+        ax.set_yscale(yscale)
+        ax.tick_params(axis="y", labelsize=7.5)
+        ax.grid(axis="y", color="#e6e6e6", lw=0.5)
+        _lay_out(fig, np.array([[ax]]), width, height, left=left, right=right, title=title, caption="", lengths=[*lengths],
+                 ylabel=ylabel)  # fmt: skip
+    return fig
+
+
 # --- a number against the place in a context ----------------------------------------------------------------------------
 
 
@@ -674,12 +707,13 @@ def bundle_figure(profiles, *, axis, title="", caption="", ylabel=INFLUENCE, dec
     return fig
 
 
-def life_figure(steps, profiles_ML, *, caption="", width=6.5) -> Figure:
+def life_figure(steps, profiles_ML, *, label="influence", caption="", width=6.5) -> Figure:
     """A valley's life: influence over its mean, by position and by the number of updates, a row for each measured step.
 
     Args:
       steps: numbers of updates, ascending, [M].
       profiles_ML: influence, positive.
+      label: what it is, if not influence.
       caption, width: as in `influence_figure`.
     """
     profiles_ML = profile.check_profiles(profiles_ML)
@@ -698,7 +732,7 @@ def life_figure(steps, profiles_ML, *, caption="", width=6.5) -> Figure:
         ax.set_yticks(np.arange(len(steps)) + 0.5, [str(step) for step in steps])
         ax.set(xlabel="position", ylabel="updates")
         ax.tick_params(axis="y", length=0)
-        fig.colorbar(image, ax=ax, label="influence / its mean over positions")
+        fig.colorbar(image, ax=ax, label=f"{label} / its mean over positions")
         if caption:
             fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
     return fig
@@ -732,6 +766,7 @@ def lines_figure(x, series, *, xlabel, ylabel, levels=None, title="", caption=""
         for label, level in (levels or {}).items():
             ax.axhline(level, color=SOFT, linestyle=DASHES[0], linewidth=1, label=label)
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
         ax.legend()
         ax.set_title(title, loc="left", fontsize=9, fontweight="bold")

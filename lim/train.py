@@ -176,7 +176,7 @@ def _update(state, switches, tokens_ABT, weights_ABL, *, recipe, config, mesh):
     (loss, weight), gradient = over_devices(state["params"], switches, tokens_ABT, weights_ABL)
     loss, gradient = jax.tree.map(lambda v: v / weight, (loss, gradient))
     change, optimizer = recipe.optimizer().update(gradient, state["optimizer"], state["params"])
-    return dict(params=optax.apply_updates(state["params"], change), optimizer=optimizer), loss, optax.global_norm(gradient)
+    return dict(params=optax.apply_updates(state["params"], change), optimizer=optimizer), loss, optax.tree.norm(gradient)
 
 
 def token_losses(params, switches, tokens_BT, *, config):

@@ -30,3 +30,21 @@ def test_needed_operations_are_those_that_torch_counts(model):
     expected = 2 * (forward - 2 * 2 * excluded * heads) + last
     assert bench.needed_flops(config, length, 0) == expected
     assert bench.needed_flops(config, length, 5) == expected + 5 * (2 * (back - 2 * 4 * excluded * heads) + last)
+
+
+@pytest.mark.parametrize("model", ["small", "gpt2"])
+def test_operations_of_an_update_are_those_that_torch_counts(model):
+    """Less the pairs that the mask excludes, of which attention makes two products forward and four back."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    length, batch = 12, 2
+    config = lim.Config.preset(model).replace(layers=3, vocab=50)
+    hf = bench.hf_config(config, transformers)
+    hf._attn_implementation, hf.tie_word_embeddings = "eager", config.tied
+    network = transformers.AutoModelForCausalLM.from_config(hf)
+    tokens_BL = torch.zeros((batch, length), dtype=torch.long)
+    with FlopCounterMode(display=False) as counted:
+        network(input_ids=tokens_BL, use_cache=False).logits.sum().backward()
+    excluded = batch * config.layers * length * (length - 1) / 2 * config.heads * config.head_dim
+    assert bench.training_flops(config, length, batch) == counted.get_total_flops() - 12 * excluded

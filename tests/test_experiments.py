@@ -17,6 +17,9 @@ import zarr
 import lim
 from lim import profile, rollout, sweep
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import kill_training  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DRIVER = """
 import contextlib, io, json, sys
@@ -136,7 +139,7 @@ BAD_RECALL = [
     ("--form=uuids", "--form: is for --weights only"),
     ("--places=5 --probes=3", "--places, --probes: are for --weights only"),
     ("--weights=nowhere --steps=5 --compare", "--steps, --compare: not with --weights"),
-    ("--weights=nowhere --places=61", "--places=61: allowed are 2 to 60, the pairs"),
+    ("--weights=nowhere --places=101", "--places=101: allowed are 2 to 100, the pairs"),
     ("--weights=nowhere --contexts=2", "--profiles=3: allowed are 1 to 2, the contexts"),
     ("--weights=nowhere", "nowhere"),
     ("--weights=pickled", "pytorch_model.bin"),
@@ -144,8 +147,29 @@ BAD_RECALL = [
     ("--compare --out=strange", "strange/none/seed0/result.json holds the result of another training"),
 ]
 
+BAD_TRAIN = [
+    ("--steps=0", "--steps=0: '0': allowed are integers of at least 1"),
+    ("--learning_rate=-1", "--learning_rate=-1: '-1': allowed are numbers of at least 0"),
+    ("--warmup=2", "--warmup=2: '2': allowed are numbers of at least 0, at most 1"),
+    ("--batch=3 --accumulate=2", "accumulate=2: must divide batch=3"),
+    ("--model=gpt9", "model='gpt9': allowed are small"),
+    ("--rope=maybe", "--rope=maybe: 'maybe': allowed are on, off or a number"),
+    ("--alpha=0.5 --residual=0.5", "residual and alpha both set the weight of the skip"),
+    ("--measurements=1", "--measurements=1: '1': allowed are integers of at least 2"),
+    ("--probes=129", "--probes=129: allowed are 2 to 128, the width"),
+    ("--measure_at=401", "--measure_at=401: allowed are 0 to 400, the steps"),
+    ("--weights=nowhere", "nowhere"),
+    ("--weights=pickled --layers=2", "--layers: --weights has a config of its own"),
+    ("--text=nowhere.txt", "nowhere.txt: cannot be read"),
+    ("--text=short.txt", "documents: 1 cannot be parted"),
+    ("--text=short.txt,short.txt", "length=256, batch=8: a text of 7 tokens has 0 windows"),
+    ("--tokenizer=nowhere --text=short.txt,short.txt", "tokenizer=nowhere"),
+    ("--windows=100000", "windows=100000: the held-out text of"),
+    ("--out=file/below", "--out=file/below: cannot be written"),
+]
 
-@pytest.mark.parametrize("name, cases", [("ablate", BAD_ABLATE), ("measure", BAD_MEASURE), ("bench", BAD_BENCH), ("recall", BAD_RECALL)], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, cases", [("ablate", BAD_ABLATE), ("measure", BAD_MEASURE), ("bench", BAD_BENCH), ("train", BAD_TRAIN),
+                          ("recall", BAD_RECALL)], ids=lambda v: v if isinstance(v, str) else "")
 def test_bad_input_is_one_line_and_status_2(name, cases, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "short.txt").write_text("short\n")
@@ -292,7 +316,22 @@ def test_recall_compares_in_parts_and_trains_the_same_alone(tmp_path):
     assert all(f"{correct / 10:.3f}" in alone[1] for correct in one["curve"]["correct_SN"][-1])
 
 
-@pytest.mark.parametrize("name", ["ablate", "bench", "measure", "ladder", "recall"])
+def test_training_goes_on_and_its_network_can_be_measured(tmp_path):
+    """A kill, then the numbers of a run in peace; its folder is a checkpoint for the other commands."""
+    seen = kill_training.main(kills=1, steps=20, scratch=tmp_path)
+    assert seen.startswith("1 kills of a training of 20 steps; losses, measurements and weights equal to the bit")
+    words = "--layers=2 --width=32 --length=32 --batch=4 --windows=3 --measurements=5 --probes=4 --out=peace"
+    again, other = run("train", [f"{words} --steps=20 --save_every=1".split(), f"{words} --steps=21".split()], tmp_path)
+    assert again[0] == 0 and "bits/byte" in again[1] and "by token frequencies" in again[1], again
+    for name in ("valley.png", "gradient.png", "profiles.png", "sinks.png", "metrics.jsonl"):
+        assert (tmp_path / "peace" / name).stat().st_size > 1000, name
+    assert list((tmp_path / "peace" / "events").glob("events*"))
+    assert other[0] == 2 and "holds another training: recipe.steps is 20 there, 21 here" in other[2], other
+    ((code, out, err),) = run("measure", ["--weights=peace --length=32 --probes=4 --windows=3 --out=m".split()], tmp_path)
+    assert code == 0 and json.loads((tmp_path / "m" / "results.json").read_text())["config"]["width"] == 32, err
+
+
+@pytest.mark.parametrize("name", ["ablate", "bench", "measure", "ladder", "train", "recall"])
 def test_help_teaches_and_ends_well(name):
     done = subprocess.run([sys.executable, "-m", f"experiments.{name}", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and f"python -m experiments.{name}" in done.stdout and "--out" in done.stdout

@@ -463,3 +463,28 @@ def test_heat_map_writes_each_number_in_its_field():
     assert fields["rope off", 0, 1] == "4.0" and figure.axes[0].images[0].norm.vmin == 1 and figure.axes[0].images[0].norm.vmax == 20
     with pytest.raises(ValueError, match="2 rows and 1 columns"):
         plot.heat_figure(panels, rows="layers", cols="residual", row_names=["2", "6"], col_names=["on"], label="depth")
+
+
+def test_a_valleys_life_shows_each_row_over_its_mean():
+    profiles_ML = np.stack([u_profile(40, seed) * scale for seed, scale in enumerate((1.0, 10.0, 0.1))])
+    fig = plot.life_figure([0, 10, 100], profiles_ML, caption=COMMAND)
+    ax, bar = fig.axes
+    (mesh,) = ax.collections
+    drawn_ML = mesh.get_array().reshape(3, 40)
+    np.testing.assert_allclose(drawn_ML, profiles_ML / profiles_ML.mean(1, keepdims=True))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "10", "100"]
+    borders = mesh.get_coordinates()[0, :, 0]
+    assert len(borders) == 41 and np.all((borders[:-1] < plot.positions(40)) & (plot.positions(40) < borders[1:]))
+
+
+def test_lines_with_bands_and_levels():
+    x, y_X = np.arange(5), np.arange(5) + 1.0
+    fig = plot.lines_figure(x, {"a": (y_X, np.full(5, 0.5)), "b": (y_X[::-1], None)}, xlabel="layer", ylabel="mass", levels={"even": 2.0})
+    (ax,) = fig.axes
+    np.testing.assert_array_equal(line(ax, "b").get_ydata(), y_X[::-1])
+    (band,) = ax.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert heights.min() == 0.5 and heights.max() == 5.5
+    assert line(ax, "even").get_ydata()[0] == 2.0 and (ax.get_xlabel(), ax.get_ylabel()) == ("layer", "mass")
+    with pytest.raises(ValueError, match="series: must hold at least one"):
+        plot.lines_figure(x, {}, xlabel="", ylabel="")

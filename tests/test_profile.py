@@ -477,3 +477,49 @@ def test_errors_in_logs_are_those_of_the_logarithm():
     np.testing.assert_allclose(error_L, median_L * log_error_L, rtol=1e-12)
     profiles_WL[3, 2] = 0
     assert np.isnan(profile.median_profile(profiles_WL, logs=True)[1]).tolist() == [False, False, True, False, False]
+
+
+def planted(rng, windows=40, length=120, height=0.0, offset=2):
+    """Noisy U-shaped profiles with a factor exp(height) at an offset from each boundary."""
+    boundary_WL = rng.random((windows, length)) < 0.02
+    x_L = (np.arange(length) + 0.5) / length
+    log_WL = 3 * (2 * x_L - 1) ** 2 + 0.3 * rng.standard_normal((windows, length))
+    log_WL[:, offset:] += height * boundary_WL[:, :-offset]
+    return np.exp(log_WL), boundary_WL
+
+
+def test_boundary_peaks_are_found_where_they_are(rng=np.random.default_rng(3)):
+    profiles_WL, boundary_WL = planted(rng, height=0.6)
+    found = profile.boundaries(profiles_WL, boundary_WL)
+    assert found.peak == 2 and found.peak_p < 0.01
+    counted = boundary_WL[:, 16:-16].sum()
+    assert found.count == counted
+    at = list(found.offsets_O).index(2)
+    # the mean of so many heights with scatter 0.3, less what the running median of 33 noisy values takes
+    assert abs(found.aligned_O[at] - 0.6) < 4 * 0.3 / np.sqrt(counted) + 0.1
+    np.testing.assert_allclose(found.d_O[at], (found.aligned_O[at] - found.shuffled_O[at]) / 0.3, rtol=0.2)
+
+
+def test_boundary_peaks_are_not_found_where_there_are_none():
+    rng = np.random.default_rng(4)
+    p = [profile.boundaries(*planted(rng), shuffles=200).peak_p for _ in range(40)]
+    # under the null p is uniform: 40 of them have mean 0.5 +- 0.046, and the share below 0.1 is 0.1 +- 0.047
+    assert abs(np.mean(p) - 0.5) < 0.2 and np.mean(np.array(p) < 0.1) < 0.3
+
+
+def test_boundaries_that_cannot_be_averaged():
+    with pytest.raises(ValueError, match="boundaries: 0 that are not near an end"):
+        profile.boundaries(np.ones((3, 50)), np.zeros((3, 50)))
+
+
+def test_windows_are_summed_up_by_their_median():
+    rng = np.random.default_rng(5)
+    profiles_WL = np.exp(rng.standard_normal((9, 1))) * np.array([4.0, 1.0, 1.0, 1.0, 2.0])
+    s = profile.summarize_windows(profiles_WL)
+    np.testing.assert_allclose([s.primacy, s.recency], [4, 2])
+    np.testing.assert_allclose([s.primacy_se, s.recency_se], 0, atol=1e-6)  # every window has the same ratios
+    profiles_WL[:, 0] *= np.exp(rng.standard_normal(9))
+    s = profile.summarize_windows(profiles_WL)
+    _, (error,) = profile.median_profile([[p[0] / p[2]] for p in profiles_WL], logs=True)
+    median = np.median(profiles_WL[:, 0] / profiles_WL[:, 2])
+    np.testing.assert_allclose(s.primacy_se, s.primacy * error / median)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from lim import tokens
 from lim.tokens import encode, random_tokens, read_text, standard_text, windows
 
 
@@ -139,3 +140,52 @@ def test_windows_refuses():
     for name, value in (("length", 0), ("length", 1.5), ("count", 0), ("count", True)):
         with pytest.raises(ValueError, match=f"^{name}={value!r}: must be an integer of at least 1"):
             windows(np.arange(9), **dict(length=2, count=2) | {name: value})
+
+
+def test_packed_documents_stand_behind_separators():
+    packed = tokens.pack(["ab", "", "é!"], None, 257)
+    assert packed.ids.tolist() == [256, 97, 98, 256, 0xC3, 0xA9, 33] and packed.ids.dtype == np.int32
+    assert packed.starts.tolist() == [1, 4] and packed.text_bytes == 5
+    with pytest.raises(ValueError, match="documents: must hold at least one"):
+        tokens.pack([""], None, 257)
+    with pytest.raises(ValueError, match="vocab=256: too small for the separator"):
+        tokens.pack(["a"], None, 256)
+
+
+def test_documents_are_parted_without_loss():
+    documents = [str(i) for i in range(50)]
+    trained, held_out = tokens.split(documents, share=0.1)
+    assert len(held_out) == 5 and sorted(trained + held_out, key=int) == documents and trained != documents[5:]
+    assert tokens.split(documents, share=0.1) == (trained, held_out)
+    with pytest.raises(ValueError, match="1 cannot be parted"):
+        tokens.split(["a"])
+
+
+def test_standard_documents_are_many_and_real():
+    documents = tokens.standard_documents()
+    assert len(documents) > 1000 and sum(map(len, documents)) > 2e6
+    assert any(text.startswith("def ") for text in documents) and tokens.standard_text()[:200] in "\n\n".join(documents[:99])
+
+
+def test_an_epoch_reads_every_window_once_and_the_next_anew():
+    reader = tokens.Reader(np.arange(1003), length=10, batch=3, seed=5)
+    assert reader.per_epoch == 99
+    epochs = [np.concatenate([reader(step) for step in range(33 * e, 33 * e + 33)]) for e in (0, 1)]
+    for batch_WT in epochs:
+        assert batch_WT.shape == (99, 11) and np.all(np.diff(batch_WT, axis=1) == 1)
+        starts = np.sort(batch_WT[:, 0])
+        assert np.all(np.diff(starts) == 10) and starts[0] < 10  # every position of these windows, none twice
+    assert not np.array_equal(epochs[0][:, 0], epochs[1][:, 0])
+    np.testing.assert_array_equal(tokens.Reader(np.arange(1003), 10, 3, 5)(40), reader(40))  # the step is all it knows
+    assert not np.array_equal(tokens.Reader(np.arange(1003), 10, 3, 6)(40), reader(40))
+    with pytest.raises(ValueError, match="length=10, batch=3: a text of 31 tokens has 2 windows"):
+        tokens.Reader(np.arange(31), 10, 3)
+
+
+def test_bits_without_a_network():
+    train, ids = np.array([0, 0, 0, 1]), np.array([0, 1, 2])
+    np.testing.assert_allclose(tokens.unigram_bits(train, ids, 3), -np.mean(np.log2(np.array([4, 2, 1]) / 7)))
+    rng = np.random.default_rng(0)
+    noise = rng.integers(256, size=5000, dtype=np.uint8).tobytes()
+    assert 8 < tokens.zlib_bits([noise]) < 8.1 and tokens.zlib_bits([b"a" * 5000]) < 0.1
+    assert tokens.zlib_bits([b"ab" * 50] * 3) == tokens.zlib_bits([b"ab" * 50])  # each by itself

@@ -1,0 +1,197 @@
+"""Claims: every rule answers both ways, chances and statistics equal what they should, measurements equal closed forms."""
+
+import dataclasses
+import math
+import string
+
+import jax
+import numpy as np
+import pytest
+
+import lim
+from lim import claims, ladder, profile, verdict
+from lim.theory import cesaro, paper
+from lim.verdict import FAILS, HOLDS, NOT_RUN, QUALIFIED, Condition, Statistic
+
+TESTED = [claim for claim in claims.CLAIMS if claim.test]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, fill):
+    return fill(tmp_path_factory.mktemp("claims") / "lab")
+
+
+@pytest.fixture(scope="module")
+def findings(lab):
+    return {claim.number: claims.judge(claim, lab) for claim in claims.CLAIMS}
+
+
+# ---- verdicts ----
+
+
+def statistics_for(claim, evidence, *, core=True, form=True):
+    """A claim's statistics, moved to where its core holds or fails, and its form."""
+    made = {}
+    for name, s in evidence.statistics.items():
+        own = [c for c in claim.conditions if c.statistic == name]
+        fail = [c for c in own if not (core if c.core else form)]
+        hold = [c for c in own if c not in fail] if core else []  # where the core fails, the form may, too
+        low, high = max((c.low for c in hold), default=-math.inf), min((c.high for c in hold), default=math.inf)
+        value = s.value
+        if fail:  # beyond one threshold, halfway to the next
+            c = fail[0]
+            value = (c.high + min(high, c.high + 6)) / 2 if math.isfinite(c.high) else (c.low + max(low, c.low - 6)) / 2
+        elif own:
+            value = (low if math.isfinite(low) else high - 6) / 2 + (high if math.isfinite(high) else low + 6) / 2
+        made[name] = dataclasses.replace(s, value=value, error=0.001)
+    return made
+
+
+@pytest.mark.parametrize("claim", TESTED, ids=lambda claim: claim.number)
+def test_every_rule_answers_all_ways(claim, findings):
+    evidence = findings[claim.number].evidence
+    assert evidence is not None, findings[claim.number].decision
+    ways = {HOLDS: dict(), FAILS: dict(core=False)}
+    if any(not c.core for c in claim.conditions):
+        ways[QUALIFIED] = dict(form=False)
+    for verdict_, how in ways.items():
+        decision = verdict.decide(claim.conditions, statistics_for(claim, evidence, **how))
+        assert decision.verdict == verdict_, (claim.number, verdict_, decision)
+        assert bool(decision.sentence) == (verdict_ != HOLDS) and decision.chance < 1e-6 and not decision.close
+
+
+@pytest.mark.parametrize("claim", TESTED, ids=lambda claim: claim.number)
+def test_rules_give_their_reasons_and_sentences_their_numbers(claim, findings):
+    names = findings[claim.number].evidence.statistics.keys()
+    assert claim.conditions and set(claim.headline) <= names and claim.headline
+    for c in claim.conditions:
+        assert c.why and {field for _, field, _, _ in string.Formatter().parse(c.otherwise) if field} <= names
+        assert c.statistic in names and c.low < c.high
+
+
+def test_chance_of_another_verdict_is_that_of_runs_with_other_seeds():
+    core, form = Condition("a", True, "", "", low=0.0), Condition("b", False, "", "", high=1.0)
+    rng, runs = np.random.default_rng(0), 40000
+    for a, b in ((0.5, 0.0), (0.5, 2.0), (-0.2, 0.9)):
+        statistics = {"a": Statistic(a, 0.4, "a"), "b": Statistic(b, 0.3, "b")}
+        decision = verdict.decide((core, form), statistics)
+        # the truth scatters about what was seen as what was seen does about the truth, and a run scatters about the truth
+        redrawn = {name: s.value + s.error * rng.normal(size=(2, runs)).sum(0) for name, s in statistics.items()}
+        verdicts = np.where(redrawn["a"] < 0, FAILS, np.where(redrawn["b"] > 1, QUALIFIED, HOLDS))
+        assert decision.chance == pytest.approx(np.mean(verdicts != decision.verdict), abs=4 * 0.5 / math.sqrt(runs))
+        assert decision.close == tuple(n for n, s in statistics.items() if abs(s.value - (n == "b")) < 1.96 * s.error)
+
+
+def test_a_computed_number_leaves_nothing_to_chance():
+    condition = Condition("a", True, "", "it is {a}", high=1.0)
+    assert verdict.decide((condition,), {"a": Statistic(0.9, 0.0, "a")}) == verdict.Decision(HOLDS, "", 0.0, ())
+    assert verdict.decide((condition,), {"a": Statistic(1.1, 0.0, "a")}) == verdict.Decision(FAILS, "it is 1.1", 0.0, ())
+    with pytest.raises(ValueError, match="statistic 'a': is not among b"):
+        verdict.decide((condition,), {"b": Statistic(1.1, 0.0, "b")})
+    with pytest.raises(ValueError, match="must be a number, with an error"):
+        Statistic(math.nan, 0.1, "a")
+
+
+@pytest.mark.parametrize("value, error, text", [
+    (0.98765, 0.0012, "0.9877 ± 0.0012"), (96.3, 1.24, "96.3 ± 1.2"), (823.0, 465.0, "823 ± 465"), (6.1e-8, 3e-9, "(6.1 ± 0.3)·10⁻⁸"),
+    (-0.05, 0.004, "−0.050 ± 0.004"), (123.4, 0.0, "123"), (math.inf, 0.0, "∞"), (0.0, 0.02, "0.00 ± 0.02"),
+])  # fmt: skip
+def test_numbers_are_rounded_where_their_error_begins(value, error, text):
+    assert verdict.rounded(value, error) == text
+
+
+def test_factors_are_shown_as_factors():
+    s = Statistic(math.log(2), 0.1, "twice", log=True)
+    assert s.shown == "2.0 ± 0.2" and Condition("s", True, "", "", high=math.log(3)).threshold({"s": s}) == "at most 3"
+    assert Statistic(-1000.0, 1.0, "tiny", log=True).shown == "−434.3 ± 0.4 decades"
+
+
+# ---- what is measured ----
+
+
+def test_claims_without_training_run_and_the_others_say_why_not(findings):
+    for number, finding in findings.items():
+        if finding.claim.test:
+            assert finding.decision.verdict != NOT_RUN, (number, finding.decision.sentence)
+            assert 0 <= finding.decision.chance <= 1
+            assert all(alt and figure.axes for alt, figure in finding.evidence.figures)
+        else:
+            assert finding.decision == verdict.Decision(NOT_RUN, finding.claim.why_not, finding.decision.chance) and finding.claim.why_not
+    assert {n for n, f in findings.items() if not f.claim.test} == {"10", "11", "12 trained", "13", "14"}
+
+
+def test_statistics_equal_those_of_the_profiles_they_are_made_of(findings, lab):
+    e = lab.ensemble("depth", layers="3", residual="1", uniform_attention="off")
+    expected, error = profile.jackknife(profile.ratios, e.profiles_SL)
+    s = findings["2"].evidence.statistics["with"]
+    assert math.exp(s.value) == pytest.approx(expected["anchor"]) and math.exp(s.value) * s.error == pytest.approx(error["anchor"], rel=0.05)
+    assert findings["2"].evidence.statistics["theory"].value == pytest.approx(0, abs=0.06)
+    # without noise in the operator the only distance left is float64's
+    assert abs(findings["1"].evidence.statistics["identity"].value) < 1e-12
+    a = findings["8"].evidence.statistics
+    e = lab.ensemble("parts", rope="on", mlp="on")
+    assert a["largest_qwen2"].value == pytest.approx(profile.log_distance(e.rms_L, paper.fit(e.rms_L, 3)[1], free_scale=True)[1])
+    assert a["kernel_median_qwen2"].value < 0.03
+
+
+def test_paired_statistics_take_seeds_together():
+    rng = np.random.default_rng(1)
+    common_SL = np.exp(rng.normal(size=(6, 10)))
+    s = claims.over_seeds("ratio", lambda a, b: float(np.log(a / b).mean()), 3 * common_SL, common_SL, log=True)
+    assert s.value == pytest.approx(math.log(3)) and s.error < 1e-12  # apart they would scatter by a half
+
+
+def test_dead_zone_slope_of_the_exact_operator_is_factorial():
+    middles = [claims.middle_over_mean(cesaro.profile(2048, 1.0, layers=H)) for H in (8, 24)]
+    slope = (middles[0] - middles[1]) / (math.lgamma(24) - math.lgamma(8))
+    assert 0.75 < slope < 4 / 3
+    middles = [claims.middle_over_mean(cesaro.profile(2048, 0.25, layers=H)) for H in (8, 24)]
+    assert (middles[0] - middles[1]) / (math.lgamma(24) - math.lgamma(8)) < 0.5
+
+
+def test_peak_to_valley_is_the_measured_one_where_the_claimed_network_is_measured(findings):
+    s = findings["9"].evidence.statistics
+    for key in ("last", "first", "lowest"):
+        assert s[key].value == pytest.approx(s[f"{key}_here"].value) and s[key].error == pytest.approx(s[f"{key}_here"].error)
+
+
+def test_too_few_seeds_and_missing_measurements_are_not_run(tmp_path, tiny):
+    lab = claims.Lab(tiny, 0, tmp_path / "lab")
+    claim = next(c for c in TESTED if c.number == "4")
+    assert claims.judge(claim, lab).decision.sentence == "not measured yet: mask"
+    into = lab.stored("mask")
+    for cell in np.ndindex(lab.grids["mask"].shape):
+        into.write(cell, "failed", error="influence is not finite")
+    decision = claims.judge(claim, lab).decision
+    assert decision.verdict == NOT_RUN and "0 of 4 seeds are done: influence is not finite" in decision.sentence
+
+
+def test_a_folder_of_another_run_is_refused_and_blocks_of_seeds_share_nothing(tmp_path, tiny):
+    seeds = [claims.Lab(tiny, seed, tmp_path / str(seed)).seeds for seed in range(3)]
+    assert len({s for block in seeds for s in block}) == 12
+    claims.Lab(tiny, 1, tmp_path / "1")
+    with pytest.raises(ValueError, match="holds another run .scale tiny, seed 1"):
+        claims.Lab(tiny, 0, tmp_path / "1")
+
+
+def test_scales_are_grids_that_fit():
+    for scale in claims.SCALES.values():
+        for text in scale.skips:
+            assert 0 <= text <= 1
+        assert {0.0, 1.0} < set(scale.skips) and len(scale.depths) >= 3 and list(scale.depths) == sorted(scale.depths)
+        lab = claims.Lab.__new__(claims.Lab)
+        lab.scale, lab.seed = scale, 0
+        assert all(grid.configurations for grid in lab.grids.values())
+        for config, published in ((scale.qwen2, lim.Config.preset("qwen2-0.5b")), (scale.gpt2, lim.Config.preset("gpt2"))):
+            assert config.width * config.init_std**2 == pytest.approx(published.width * published.init_std**2)
+
+
+def test_measurements_outside_the_grids_equal_the_operator_and_the_whole_jacobian(tmp_path, tiny):
+    config = dataclasses.replace(ladder.shape(64, 3, 6), vocab=12)
+    scale = dataclasses.replace(tiny, swept=config, swept_length=6)
+    made = claims.OUTSIDE["identity"](claims.Lab(scale, 0, tmp_path / "lab"))["profiles"]
+    for measured_L, strength_N in zip(made, claims.identity_strengths(3), strict=True):
+        np.testing.assert_allclose(measured_L, cesaro.profile(6, strength_N), rtol=1e-5)
+    decoder, tokens_L = lim.Decoder.at_birth(config, 1), lim.random_tokens(12, 6, 1)
+    jacobian_DLD = jax.jacrev(lambda x_LD: decoder.hidden(decoder.stream(x_LD)[-1]))(decoder.embed(tokens_L))
+    np.testing.assert_allclose(claims.one_pass(decoder, tokens_L), np.linalg.norm(np.sum(jacobian_DLD, axis=0), axis=-1), rtol=2e-4)

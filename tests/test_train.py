@@ -1,0 +1,194 @@
+"""Training is resumed to the bit, splits a batch without changing it, refuses what it cannot do; the watch stores what it measures."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import lim
+from lim import checkpoint, profile, rollout, tokens, train, watch
+from lim.model import params_of
+
+CONFIG = lim.Config.preset("small").replace(layers=2, width=16, vocab=31)
+RECIPE = train.Recipe(steps=12, batch=4, learning_rate=1e-2)
+ABOUT = dict(config=dataclasses.asdict(CONFIG), recipe=dataclasses.asdict(RECIPE), tokenizer=None, text="abc")
+
+
+def batch(step):
+    rng = np.random.default_rng([1, step])
+    tokens_BT = np.cumsum(rng.integers(3, size=(4, 1)) + np.ones((4, 9), int), axis=1) % 31  # a counts on: learnable
+    return tokens_BT.astype(np.int32), np.ones((4, 8), np.float32)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.fixture(scope="module")
+def straight():
+    """Ten updates without a stop: the losses and the trainer."""
+    trainer = train.Trainer(CONFIG, RECIPE)
+    return [trainer.update(*batch(step)) for step in range(10)], trainer
+
+
+def test_it_learns_and_counts(straight):
+    steps, trainer = straight
+    assert [step.step for step in steps] == list(range(1, 11)) and trainer.step == 10
+    assert steps[-1].loss < steps[0].loss - 0.5 and abs(steps[0].loss - np.log(31)) < 0.1
+
+
+def test_resumed_to_the_bit(straight, tmp_path):
+    steps, trainer = straight
+    first = train.Trainer(CONFIG, RECIPE)
+    checkpoints = train.Checkpoints(tmp_path)
+    assert not checkpoints.restore(first, ABOUT)
+    for step in range(4):
+        first.update(*batch(step))
+    checkpoints.save(first, 3.0, ABOUT)
+    first.update(*batch(4))  # the checkpoint is written in the background, from what the weights were
+    checkpoints.close()
+    second = train.Trainer(CONFIG, dataclasses.replace(RECIPE))
+    checkpoints = train.Checkpoints(tmp_path)
+    assert checkpoints.restore(second, ABOUT) and second.step == 4
+    assert [second.update(*batch(step)) for step in range(4, 10)] == steps[4:]
+    assert same(second.tree(), trainer.tree())
+    with pytest.raises(ValueError, match=r"holds another training: text is abc there, abd here$"):
+        checkpoints.restore(second, ABOUT | dict(text="abd"))
+    decoder = checkpoint.load(tmp_path)
+    assert decoder.config == CONFIG and checkpoint.config_of(tmp_path) == CONFIG and checkpoint.tokenizer_of(tmp_path) is None
+    again = train.Trainer(CONFIG, RECIPE)
+    for step in range(4):
+        again.update(*batch(step))
+    assert same(params_of(decoder), params_of(again.decoder))
+
+
+def test_the_best_and_the_latest_two_stay(straight, tmp_path):
+    _, trainer = straight
+    checkpoints, before = train.Checkpoints(tmp_path, keep=1), trainer.step
+    for trainer.step, loss in zip(range(1, 7), (5.0, 2.0, 4.0, 3.0, 6.0, 7.0)):
+        checkpoints.save(trainer, loss, ABOUT)
+    checkpoints.close()
+    trainer.step = before
+    assert train.Checkpoints(tmp_path).steps() == [2, 5, 6]
+
+
+def test_parts_of_a_batch_add_up(straight):
+    parts = train.Trainer(CONFIG, dataclasses.replace(RECIPE, accumulate=4))
+    for step, whole in enumerate(straight[0][:2]):
+        seen = parts.update(*batch(step))
+        np.testing.assert_allclose([seen.loss, seen.gradient_norm], [whole.loss, whole.gradient_norm], rtol=2e-5)
+
+
+def test_devices_share_a_batch_without_changing_it(straight):
+    code = f"""
+import jax, json, sys
+sys.path[:0] = {sys.path!r}
+import test_train
+from lim import train
+trainer = train.Trainer(test_train.CONFIG, test_train.RECIPE)
+assert len(jax.devices()) == 2
+print(json.dumps([trainer.update(*test_train.batch(step)).__dict__ for step in range(3)]))
+"""
+    env = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2", PYTHONPATH=str(pathlib.Path(__file__).parent))
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for seen, whole in zip(json.loads(done.stdout), straight[0]):
+        np.testing.assert_allclose([seen["loss"], seen["gradient_norm"]], [whole.loss, whole.gradient_norm], rtol=1e-4)
+
+
+def test_a_copy_of_the_weights_is_trained(straight):
+    decoder = lim.Decoder.at_birth(CONFIG, RECIPE.seed)
+    before = jax.tree.map(np.array, params_of(decoder))
+    trainer = train.Trainer(CONFIG, RECIPE, decoder=decoder)
+    assert trainer.update(*batch(0)) == straight[0][0]  # the seed's weights, given
+    held = trainer.decoder
+    trainer.update(*batch(1))
+    assert same(params_of(decoder), before) and not same(params_of(held), params_of(trainer.decoder))
+
+
+def test_the_schedule():
+    rate = train.Recipe(steps=100, learning_rate=2.0, warmup=0.1, final=0.25).schedule()
+    np.testing.assert_allclose([rate(0), rate(4), rate(9)], [0.2, 1.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose([rate(54), rate(99)], [0.5 + 1.5 / 2, 0.5], rtol=1e-5)
+
+
+def test_what_diverges_is_refused(straight):
+    broken = train.Trainer(CONFIG, RECIPE)
+    broken._state["params"]["embedding"]["embedding"] = broken._state["params"]["embedding"]["embedding"] * np.float32(1e30)
+    with pytest.raises(FloatingPointError, match=r"^step 1: loss .*lower the learning rate$"):
+        broken.update(*batch(0))
+
+
+@pytest.mark.parametrize("fields, message", [
+    (dict(steps=0), "steps=0: must be an integer of at least 1"),
+    (dict(batch=6, accumulate=4), "accumulate=4: must divide batch=6"),
+    (dict(learning_rate=-1.0), "learning_rate=-1.0: must be a number of at least 0"),
+    (dict(warmup=1.5), "warmup=1.5: must be a number of at least 0, at most 1"),
+    (dict(clip=float("nan")), "clip=nan: must be a number"),
+])  # fmt: skip
+def test_recipes_that_are_refused(fields, message):
+    with pytest.raises(ValueError) as refused:
+        train.Recipe(**fields)
+    assert str(refused.value).startswith(message)
+
+
+def test_measured_steps_are_log_spaced():
+    assert watch.log_spaced(1000, 5) == [0, 1, 10, 100, 1000] and watch.log_spaced(7, 2) == [0, 7]
+    assert watch.log_spaced(3, 10) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="measurements=1"):
+        watch.log_spaced(10, 1)
+
+
+@pytest.fixture(scope="module")
+def packed():
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abcdefgh"), rng.integers(4, 40))) for _ in range(30)]
+    return tokens.pack(texts, None, 257), texts
+
+
+def test_windows_in_which_documents_begin(packed):
+    packed, _ = packed
+    windows_WT = watch.boundary_windows(packed, 20, 6)
+    assert windows_WT.shape == (6, 21) and np.all((windows_WT[:, 2:18] == 256).any(1))
+    lonely = tokens.pack(["a" * 300], None, 257)
+    assert watch.boundary_windows(lonely, 20, 6).shape == (6, 21)
+    with pytest.raises(ValueError, match="windows=60: the held-out text of .* tokens has only"):
+        watch.boundary_windows(packed, 20, 60)
+
+
+def test_the_watch_stores_what_it_measures(packed, tmp_path):
+    packed, _ = packed
+    config = CONFIG.replace(vocab=257)
+    windows_WT = watch.boundary_windows(packed, 12, 3)
+    how = dict(steps=[0, 2, 9], windows_WT=windows_WT, separator=256, layers=2, spec=dict(text="a"), attributes=dict(flags={}))
+    seen = watch.Watch(tmp_path, **how)
+    decoder, switches = lim.Decoder.at_birth(config, 3), lim.Switches(residual=0.5)
+    assert not seen.done(2) and seen.done(1)  # 1 is none to measure
+    seen.measure(2, decoder, switches, probes=4)
+    seen = watch.Watch(tmp_path, **how)
+    assert seen.done(2) and not seen.done(9)
+    ds = lim.open(tmp_path).load()
+    at = ds.sel(step=2)
+    for w, tokens_T in enumerate(windows_WT):
+        direct = lim.influence(decoder, tokens_T[:-1], switches, probes=4)
+        np.testing.assert_array_equal(at.influence[w], direct.influence_L)
+        np.testing.assert_array_equal(at.stderr[w], direct.stderr_L)
+    rolled = [rollout.measure(decoder, tokens_T[:-1], switches) for tokens_T in windows_WT]
+    np.testing.assert_allclose(at.first_token, np.mean([r.first_token_N for r in rolled], axis=0), rtol=1e-12)
+    np.testing.assert_allclose(at.rollout, np.mean([r.rollout_L for r in rolled], axis=0), rtol=1e-12)
+    np.testing.assert_allclose(at.loss, train.losses(decoder, windows_WT, switches).mean(0), rtol=1e-12)
+    gradient_WL = train.embedding_gradients(params_of(decoder), switches.check(config), windows_WT, config=config)
+    np.testing.assert_allclose(at.gradient, profile.rms(np.asarray(gradient_WL, float)), rtol=1e-12)
+    assert np.isnan(ds.influence.sel(step=9)).all() and list(ds.done) == [0, 1, 0]
+    np.testing.assert_array_equal(ds.boundary, windows_WT[:, :-1] == 256)
+    shutil.rmtree(tmp_path / "training.zarr" / "done")  # as after a kill while the store was made
+    assert not watch.Watch(tmp_path, **how).done(2) and np.isnan(lim.open(tmp_path).influence).all()
+    with pytest.raises(ValueError, match="holds another training: text is a there, b here"):
+        watch.Watch(tmp_path, **how | dict(spec=dict(text="b")))
