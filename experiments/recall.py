@@ -219,14 +219,21 @@ MEASURES = {
     "lowest/ends": lambda curve: recall.valley(curve.accuracy_SN[-1]),
     "loss": lambda curve: float(np.mean(curve.loss_SN[-1])),
     "middle along": lambda curve: recall.thirds(along(curve))[1],
-    "middle half at": lambda curve: middle_crossing(curve),
+    "middle half at": lambda curve: float(half_at(curve)[1]),
 }
 
 
-def middle_crossing(curve):
-    """The step at which the middle third's mean accuracy reaches one half."""
-    middle_S = [recall.thirds(accuracy_N)[1] for accuracy_N in curve.accuracy_SN]
-    return float(recall.crossings(curve.steps_S, np.array(middle_S)[:, None])[0])
+def half_at(curve):
+    """The steps at which the mean accuracy of the first, the middle and the last third reaches one half."""
+    return recall.crossings(curve.steps_S, np.array([recall.thirds(accuracy_N) for accuracy_N in curve.accuracy_SN]))
+
+
+def order_line(curves):
+    """Whether the middle is learned last: steps to one half by thirds, and their paired differences over seeds."""
+    first_S, middle_S, last_S = np.transpose([half_at(curve) for curve in curves])
+    return (f"Plain training answers half of the questions at step {with_interval(first_S)} about the first third, {with_interval(middle_S)} "
+            f"about the middle, {with_interval(last_S)} about the last;\nmiddle minus first {with_interval(minus(middle_S, first_S), sign=True)}, "
+            f"middle minus last {with_interval(minus(middle_S, last_S), sign=True)} steps")  # fmt: skip
 
 
 def show(folder, curves, skip_run):
@@ -240,6 +247,7 @@ def show(folder, curves, skip_run):
     differences = {name: {key: minus(values[key], measured["none"][key]) for key in MEASURES}
                    for name, values in measured.items() if name != "none"}  # fmt: skip
     print(cli.table(["intervention", *MEASURES], [[name, *(with_interval(d, sign=True) for d in each.values())] for name, each in differences.items()]))
+    print("\n" + order_line(curves["none"]))
     print("\n" + skip_line(skip_run))
     print("\n" + "\n".join(verdict(name, each) for name, each in differences.items()))
     print(f"(A change is what is clear of 0; of {sum(map(len, differences.values()))} differences one in twenty would be, were there none.)")

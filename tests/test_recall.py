@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import lim
-from lim import recall
+from lim import plot, recall
 from lim.theory import kernel
 from lim.train import Recipe
 
@@ -328,3 +328,20 @@ def test_asking_after_one_shared_context_is_asking_each_prompt(family):
 def test_a_pairs_influence_sums_squares():
     context = types.SimpleNamespace(spans_N2=np.array([[1, 3], [3, 6]]))
     np.testing.assert_allclose(recall.pair_influence(np.array([9.0, 3.0, 4.0, 1.0, 2.0, 2.0, 7.0]), context), [5, 3])
+
+
+# ---- the figure ----
+
+
+def test_the_figure_draws_what_it_is_given():
+    panels = [plot.Panel("a", {"one": ([1.0, 2.0, 3.0], [0.5, 1.5, 2.5], [1.5, 2.5, 3.5])}, floor=("chance", 0.25)),
+              plot.Panel("b", {"two": ([5.0, 6.0], None, None), "three": ([7.0, 8.0], None, None)}, places=[0, 9], ordered=True)]  # fmt: skip
+    left, right = plot.place_figure(panels).axes
+    one, chance = left.lines
+    assert one.get_xdata().tolist() == [1, 2, 3] and one.get_ydata().tolist() == [1.0, 2.0, 3.0] and set(chance.get_ydata()) == {0.25}
+    heights = left.collections[0].get_paths()[0].vertices[:, 1]
+    assert {0.5, 1.5, 2.5, 3.5} <= set(heights) and not right.collections
+    assert [line.get_xdata().tolist() for line in right.lines] == [[1, 10]] * 2 and right.lines[1].get_ydata().tolist() == [7.0, 8.0]
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["two", "three"]
+    with pytest.raises(ValueError, match="at least one"):
+        plot.place_figure([])
