@@ -486,9 +486,13 @@ class TextContext:
         return np.concatenate([self.tokens_C, self.questions[n]])
 
     def room(self, places) -> int:
-        """Tokens that the context, the longest of these pairs' questions and the longest answer take; the latter in whole eights."""
-        longest = max(len(self.questions[n]) for n in places) + max(len(self.answers[n]) for n in places)
-        return len(self.tokens_C) + 8 * math.ceil(longest / 8)
+        """Tokens that the context, the longest of these pairs' questions and the longest answer take, the last two in whole eights."""
+        return len(self.tokens_C) + _eights(self.questions, places) + _eights(self.answers, places)
+
+
+def _eights(parts, places):
+    """Length of the longest of these parts, rounded up so that few different lengths are compiled for."""
+    return 8 * math.ceil(max(len(parts[n]) for n in places) / 8)
 
 
 def text_context(encode, pairs: int, form: str, rng) -> TextContext:
@@ -555,7 +559,7 @@ def ask(decoder, context: TextContext, places, buffer: int):
     parts_PM = np.stack([np.pad(part, (0, room - start - len(part))) for part in parts])
     asked_P = np.array([len(context.questions[n]) for n in places])
     lengths_P = [len(context.answers[n]) for n in places]
-    scored = _ask(params_of(decoder), tokens_B, start, parts_PM, asked_P, answer=max(lengths_P), config=config)
+    scored = _ask(params_of(decoder), tokens_B, start, parts_PM, asked_P, answer=_eights(context.answers, places), config=config)
     each = [(right_A[:length].all(), right_A[0], loss_A[:length].sum(dtype=np.float64))
             for loss_A, right_A, length in zip(*map(np.asarray, scored), lengths_P)]  # fmt: skip
     return tuple(map(np.array, zip(*each)))
