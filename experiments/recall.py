@@ -40,11 +40,11 @@ def define_flags():
     cli.define("values", cli.integer(2), 16, "how many different values there are")
     cli.define("layers", cli.integer(1), 2, "number of blocks")
     cli.define("width", cli.integer(64), 64, "width of the stream, a multiple of 64")
-    cli.define("steps", cli.integer(1), 1500, "updates")
+    cli.define("steps", cli.integer(1), 600, "updates")
     cli.define("batch", cli.integer(1), 32, "sequences in an update")
     cli.define("learning_rate", cli.real(0), 3e-3, "its peak")
-    cli.define("evaluations", cli.integer(1), 30, "how often recall is measured along training")
-    cli.define("held_out", cli.integer(1), 128, "held-out questions about each place, whenever recall is measured")
+    cli.define("evaluations", cli.integer(1), 24, "how often recall is measured along training")
+    cli.define("held_out", cli.integer(1), 100, "held-out questions about each place, whenever recall is measured")
     cli.define("seed", cli.integer(0), 0, "of weights, batches and questions; the first one with --compare")
     flags.DEFINE_enum("intervention", "none", list(recall.INTERVENTIONS),
                       "; ".join(f"{name}: {what}" for name, what in recall.INTERVENTIONS.items()))  # fmt: skip

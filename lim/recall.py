@@ -43,7 +43,8 @@ class Task:
     The keys of a context are distinct, its values drawn with replacement. Token ids are keys first, then values.
 
     Attributes:
-      pairs, questions: how many of them a sequence holds; at most as many questions as pairs.
+      pairs, questions: how many of them a sequence holds; at most as many questions as pairs. The fewer of its pairs a
+        sequence asks about, the later a network finds out about keys: by far.
       keys, values: how many different ones there are.
       seed: of every random number.
 
@@ -308,7 +309,7 @@ def network(task: Task, layers: int = 2, width: int = 64):
     """The Config that learns the task in minutes: `lim.ladder.shape` with the task's tokens and a narrower MLP.
 
     Its initial spread keeps width·init_std² at that of Qwen2-0.5B; at 0.02, as wide networks have it, attention at birth
-    is so even that a narrow one takes several times as long to find out about keys.
+    is so even that a narrow one finds out about keys far later, if at all.
 
     Raises:
       ValueError: the width is not a multiple of 64.
