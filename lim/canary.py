@@ -6,8 +6,8 @@ the pattern at the run's own size, too.
 """
 
 import jax
-import jaxlib
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 # The smallest size at which float32 failed in jaxlib 0.10.2: one row past 2¹⁵ tiles, three columns.

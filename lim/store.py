@@ -239,7 +239,7 @@ def _shown(value):
 
 def _mark():
     """Who takes a cell, and when: HOST/PID TIME."""
-    return f"{socket.gethostname()}/{os.getpid()} {datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')}"
+    return f"{socket.gethostname()}/{os.getpid()} {datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')}"
 
 
 def _alive(mark):

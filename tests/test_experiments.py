@@ -168,9 +168,13 @@ BAD_TRAIN = [
     ("--out=file/below", "--out=file/below: cannot be written"),
 ]
 
-@pytest.mark.parametrize("name, cases", [("ablate", BAD_ABLATE), ("measure", BAD_MEASURE), ("bench", BAD_BENCH), ("train", BAD_TRAIN),
-                          ("recall", BAD_RECALL)], ids=lambda v: v if isinstance(v, str) else "")
-def test_bad_input_is_one_line_and_status_2(name, cases, tmp_path):
+
+BAD = dict(ablate=BAD_ABLATE, measure=BAD_MEASURE, bench=BAD_BENCH, train=BAD_TRAIN, recall=BAD_RECALL)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_status_2(name, tmp_path):
+    cases = BAD[name]
     (tmp_path / "file").touch()
     (tmp_path / "short.txt").write_text("short\n")
     small = lim.Config.preset("small")

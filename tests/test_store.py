@@ -89,7 +89,7 @@ def test_a_newer_schema_and_other_folders_are_refused(tmp_path):
 ], ids="pending done failed alive younger dead own elsewhere-new elsewhere-aging elsewhere-old".split())  # fmt: skip
 def test_a_claim_takes_over_from_the_dead_only(tmp_path, status, host, pid, age, free):
     into = make(tmp_path)
-    when = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=age)
+    when = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
     into.write((0, 0, 0), status, worker=f"{host}/{dead_process() if pid == 'dead' else pid} {when.isoformat()}")
     assert into.claim([(0, 0, 0)]) == [(0, 0, 0)] * free
     now = lim.open(tmp_path).isel(rope=0, layers=0, seed=0)
@@ -99,7 +99,7 @@ def test_a_claim_takes_over_from_the_dead_only(tmp_path, status, host, pid, age,
 
 def test_who_is_alone_takes_over_from_anybody(tmp_path):
     into = make(tmp_path)
-    into.write((0, 0, 0), "running", worker=f"elsewhere/1 {datetime.datetime.now(datetime.timezone.utc).isoformat()}")
+    into.write((0, 0, 0), "running", worker=f"elsewhere/1 {datetime.datetime.now(datetime.UTC).isoformat()}")
     into.write((0, 0, 1), "done")
     assert into.claim([(0, 0, 0), (0, 0, 1)], alone=True) == [(0, 0, 0)]
 

@@ -82,7 +82,7 @@ def test_no_layers_and_no_strength_leave_the_readout_alone():
 
 
 @pytest.mark.parametrize(
-    "strengths", [[0.5] * 24, [1] * 24, [0.01] * 24, [1 / l for l in range(1, 25)], [0.9, 0.1, 0, 1]]
+    "strengths", [[0.5] * 24, [1] * 24, [0.01] * 24, [1 / n for n in range(1, 25)], [0.9, 0.1, 0, 1]]
 )
 def test_profile_is_the_closed_form_in_exact_rationals(strengths):
     assert_close(cesaro.profile(48, strengths), cesaro.exact_row(48, strengths), layers=len(strengths))
@@ -115,7 +115,7 @@ def test_finite_profile_is_the_continuum_binomially_smoothed():
 
 
 def test_rows_of_a_long_deep_operator_keep_their_sum():
-    profile = cesaro.profile(100_000, [1 / l for l in range(1, 97)], causal=np.linspace(0, 1, 96))
+    profile = cesaro.profile(100_000, [1 / n for n in range(1, 97)], causal=np.linspace(0, 1, 96))
     assert abs(profile.sum() - 1) < 96 * 100_000 * EPS
     row = cesaro.operator_row(1000, 1.0, 0.5, layers=24)
     assert row.sum() == pytest.approx(1.5**24, rel=24 * 1000 * EPS)

@@ -1,5 +1,7 @@
 """Gaussian expectations against closed forms and against adaptive quadrature."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,7 @@ def test_silu():
 
 def test_tanh_gelu():
     # jax.nn.gelu in float32: values and slopes of order 1 to 6, so a few units of 1e-6 are its rounding.
-    gelu = lambda u: jax.nn.gelu(u, approximate=True)
+    gelu = functools.partial(jax.nn.gelu, approximate=True)
     np.testing.assert_allclose(gaussian.GELU(U), gelu(jnp.asarray(U, jnp.float32)), atol=2e-6)
     np.testing.assert_allclose(gaussian.GELU.slope(U), jax.vmap(jax.grad(gelu))(jnp.asarray(U, jnp.float32)), atol=5e-6)
     step = 1e-5
@@ -44,7 +46,10 @@ def test_parities(activation):
 @pytest.mark.parametrize("variance", [1e-4, 0.36, 3.0, 10.0, 20.0])
 def test_mean_against_adaptive_quadrature(activation, variance):
     for f in (lambda u: activation(u) ** 4, lambda u: (activation(u) * activation.slope(u)) ** 2):
-        density = lambda x: f(np.sqrt(variance) * x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+
+        def density(x):
+            return f(np.sqrt(variance) * x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+
         truth = sum(integrate.quad(density, a, b, epsabs=0, epsrel=1e-12)[0] for a, b in ((-14, 0), (0, 14)))
         np.testing.assert_allclose(gaussian.mean(f, variance), truth, rtol=5e-12)
 

@@ -350,8 +350,9 @@ def single_position(config, rng, seeds, skip, source, output):
         return x / np.sqrt(q), (j - x * (np.swapaxes(x, 1, 2) @ j) / (d * q)) / np.sqrt(q)
 
     x, unit = draw(d, 1), np.broadcast_to(np.eye(d), (seeds, d, d))
+    j = unit
     for layer in range(config.layers):
-        j = unit if layer == source else j if layer else unit
+        j = unit if layer == source else j
         h, dh = normed(x, j)
         value, out = draw(rank, d), draw(d, rank, scale=shared)
         x, j = skip * x + out @ (value @ h), skip * j + out @ (value @ dh)
