@@ -601,6 +601,72 @@ def change_figure(changes, *, ylabel, title="", yscale="linear", width=6.5) -> F
     return fig
 
 
+# --- a number against the place in a context ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One panel of `place_figure`.
+
+    Attributes:
+      title: what is drawn.
+      curves: label → (values_N, low_N, high_N); the band between low and high is left out where they are None.
+      floor: label and height of a level to compare with.
+      ordered: the curves follow each other, so their colours do.
+      yscale, ylim: as matplotlib's.
+      places: of the values, [N], counted from 0; default all.
+    """
+
+    title: str
+    curves: Mapping
+    floor: tuple | None = None
+    ordered: bool = False
+    yscale: str = "linear"
+    ylim: tuple | None = None
+    places: np.ndarray | None = None
+
+
+def place_figure(panels, *, xlabel="place of the pair in the context", title="", caption="", width=6.5) -> Figure:
+    """Numbers against the place they belong to, counted from 1, in panels side by side; curves named once mean the same in each.
+
+    Args:
+      panels: one or more `Panel`.
+      xlabel, title, caption, width: as in `influence_figure`.
+
+    Raises:
+      ValueError: there is no panel.
+    """
+    if not panels:
+        raise ValueError("panels: must hold at least one")
+    with matplotlib.rc_context(STYLE):
+        lines = _wrapped(caption, width - 0.2)
+        fig = Figure(figsize=(width, max(0.62 * width / len(panels), 2.6) + CAPTION_LINE * len(lines)), layout="constrained")
+        shown = None
+        for ax, panel in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
+            colors = (MEASURED, *PREDICTED)
+            if panel.ordered:
+                colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, len(panel.curves)))
+            for i, (label, (values_N, low_N, high_N)) in enumerate(panel.curves.items()):
+                x_N = 1 + (np.arange(len(values_N)) if panel.places is None else np.asarray(panel.places))
+                ax.plot(x_N, values_N, color=colors[i % len(colors)], lw=1.3, marker="o", ms=2.2, label=label)
+                if low_N is not None:
+                    ax.fill_between(x_N, low_N, high_N, color=colors[i % len(colors)], alpha=0.18, lw=0)
+            if panel.floor is not None:
+                ax.axhline(panel.floor[1], color=SOFT, lw=0.8, ls=DASHES[1], label=panel.floor[0])
+            ax.set(xlabel=xlabel, yscale=panel.yscale, ylim=panel.ylim)
+            ax.set_title(panel.title, loc="left")
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+            if [*panel.curves] != shown:
+                ax.legend(fontsize=6.5)
+            shown = [*panel.curves]
+        if title:
+            fig.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold")
+        if caption:
+            fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)
+    return fig
+
+
 # --- over axes of a grid ----------------------------------------------------------------------------------------------
 
 

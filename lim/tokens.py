@@ -84,6 +84,7 @@ def encode(text: str, tokenizer, vocab: int):
     return ids.astype(np.int32)
 
 
+@functools.lru_cache(1)  # whoever encodes piece by piece loads it once
 def _tokenizer(source):
     folder = os.path.expanduser(source)
     try:

@@ -123,6 +123,29 @@ BAD_BENCH = [
     ("--contender=lim", "--contender=lim: needs one of --models and one of --lengths"),
     ("--out=file/below", "--out=file/below: cannot be written"),
 ]
+BAD_RECALL = [
+    ("--pairs=1", "--pairs=1: '1': allowed are integers of at least 2"),
+    ("--pairs=4 --questions=5", "questions=5: must be an integer of at least 1, at most 4 (pairs)"),
+    ("--pairs=17 --keys=16", "keys=16: must be an integer of at least 17 (pairs)"),
+    ("--width=100", "width=100: must be a multiple of 64"),
+    ("--steps=0", "--steps=0: '0': allowed are integers of at least 1"),
+    ("--learning-rate=nan", "--learning_rate=nan: 'nan': allowed are numbers of at least 0"),
+    ("--intervention=prayer", "--intervention=prayer"),
+    ("--compare --intervention=skip", "--compare, --intervention: give one of them"),
+    ("--compare --seeds=1", "--seeds=1: '1': allowed are integers of at least 2"),
+    ("--compare --shard=2/2", "--shard=2/2: '2/2': allowed is i/n"),
+    ("--seeds=3", "--seeds: is for --compare"),
+    ("--shard=0/2", "--shard: is for --compare"),
+    ("--form=uuids", "--form: is for --weights only"),
+    ("--places=5 --probes=3", "--places, --probes: are for --weights only"),
+    ("--weights=nowhere --steps=5 --compare", "--steps, --compare: not with --weights"),
+    ("--weights=nowhere --places=101", "--places=101: allowed are 2 to 100, the pairs"),
+    ("--weights=nowhere --contexts=2", "--profiles=3: allowed are 1 to 2, the contexts"),
+    ("--weights=nowhere", "nowhere"),
+    ("--weights=pickled", "pytorch_model.bin"),
+    ("--out=file/below", "--out=file/below: cannot be written"),
+    ("--compare --out=strange", "strange/none/seed0/result.json holds the result of another training"),
+]
 
 BAD_TRAIN = [
     ("--steps=0", "--steps=0: '0': allowed are integers of at least 1"),
@@ -146,7 +169,7 @@ BAD_TRAIN = [
 ]
 
 
-BAD = dict(ablate=BAD_ABLATE, measure=BAD_MEASURE, bench=BAD_BENCH, train=BAD_TRAIN)
+BAD = dict(ablate=BAD_ABLATE, measure=BAD_MEASURE, bench=BAD_BENCH, train=BAD_TRAIN, recall=BAD_RECALL)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -158,6 +181,8 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
     sweep.Grid(small, {"layers": {"3": 3}}, (7,)).store(tmp_path / "other")
     sweep.Grid(small, {}, (0,)).store(tmp_path / "newer")
     zarr.open_group(tmp_path / "newer" / "grid.zarr", mode="r+").attrs["schema"] = 99
+    (tmp_path / "strange" / "none" / "seed0").mkdir(parents=True)
+    (tmp_path / "strange" / "none" / "seed0" / "result.json").write_text('{"about": 1, "curve": {}}')
     (tmp_path / "pickled").mkdir()
     lim_config = dict(model_type="llama", num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8,
                       vocab_size=300, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=1e4)  # fmt: skip
@@ -275,6 +300,26 @@ def test_a_contender_of_the_bench_says_what_it_took(tmp_path):
     assert 0 < numbers["seconds"] < numbers["first"] and numbers["memory"] > 1e8 and numbers["rate"] > 1e8
 
 
+def test_recall_compares_in_parts_and_trains_the_same_alone(tmp_path):
+    tiny = "--pairs=3 --questions=1 --keys=3 --values=2 --layers=1 --steps=4 --evaluations=2 --held-out=10 --batch=4".split()
+    compare = [*tiny, "--compare", "--seeds=2", "--out=all"]
+    first, second, again, alone = run("recall", [[*compare, "--shard=0/2"], [*compare, "--shard=1/2"], compare, [*tiny, "--seed=1", "--out=one"]], tmp_path)
+    assert [code for code, *_ in (first, second, again, alone)] == [0] * 4, (first, second, again, alone)
+    assert "5 of 10 runs are done" in first[1]
+    assert second[1] == again[1] and "weights-theory" in second[1] and (tmp_path / "all" / "compare.png").stat().st_size > 10_000
+    results = json.loads((tmp_path / "all" / "results.json").read_text())
+    curves = {(arm, seed): json.loads((tmp_path / "all" / arm / f"seed{seed}" / "result.json").read_text())["curve"]
+              for arm in ("none", "curriculum") for seed in (0, 1)}  # fmt: skip
+    loss = {key: np.mean(curve["loss_SN"][-1]) for key, curve in curves.items()}
+    np.testing.assert_allclose(results["measured"]["none"]["loss"], [loss["none", 0], loss["none", 1]])
+    np.testing.assert_allclose(results["differences"]["curriculum"]["loss"], [loss["curriculum", s] - loss["none", s] for s in (0, 1)], atol=1e-12)
+    one = json.loads((tmp_path / "one" / "results.json").read_text())
+    for name in ("steps_S", "correct_SN", "loss_SN", "training_S"):
+        assert one["curve"][name] == curves["none", 1][name]
+    assert one["curve"]["steps_S"] == [0, 2, 4] and (tmp_path / "one" / "recall.png").stat().st_size > 10_000
+    assert all(f"{correct / 10:.3f}" in alone[1] for correct in one["curve"]["correct_SN"][-1])
+
+
 def test_training_goes_on_and_its_network_can_be_measured(tmp_path):
     """A kill, then the numbers of a run in peace; its folder is a checkpoint for the other commands."""
     seen = kill_training.main(kills=1, steps=20, scratch=tmp_path)
@@ -290,7 +335,7 @@ def test_training_goes_on_and_its_network_can_be_measured(tmp_path):
     assert code == 0 and json.loads((tmp_path / "m" / "results.json").read_text())["config"]["width"] == 32, err
 
 
-@pytest.mark.parametrize("name", ["ablate", "bench", "measure", "ladder", "train"])
+@pytest.mark.parametrize("name", ["ablate", "bench", "measure", "ladder", "train", "recall"])
 def test_help_teaches_and_ends_well(name):
     done = subprocess.run([sys.executable, "-m", f"experiments.{name}", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and f"python -m experiments.{name}" in done.stdout and "--out" in done.stdout
