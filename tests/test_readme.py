@@ -34,7 +34,7 @@ def test_the_python_examples_run(capsys, tmp_path, monkeypatch):
 
 def test_the_commands_name_experiments_and_flags_that_exist():
     commands = re.findall(r"python -m experiments\.(\w+)([^`#\n\"]*)", README)
-    assert {name for name, _ in commands} == {"ablate", "bench", "measure", "ladder", "depth", "train", "reproduce"}
+    assert {name for name, _ in commands} == {"ablate", "bench", "measure", "ladder", "depth", "train", "recall", "reproduce"}
     helps = {}
     for name, words in commands:
         if name not in helps:
