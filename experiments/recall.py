@@ -380,6 +380,8 @@ def main(args):
                 found = compare(args, folder, work)
             else:
                 found = one(folder, *work.values())
+    except FloatingPointError as error:
+        sys.exit(f"{cli.command_name()}: {error}; what was evaluated before is kept in {folder}")
     except KeyboardInterrupt:
         print(f"interrupted{'' if args.weights else '; the same command goes on from the last evaluation'}", file=sys.stderr)
         sys.exit(130)
