@@ -42,7 +42,7 @@ def _row(finding, command):
     claim, decision = finding.claim, finding.decision
     anchor = re.sub(r"\W+", "-", claim.number)
     row = dict(claim=claim, decision=decision, anchor=anchor, style=STYLES[decision.verdict], chance=percent(decision.chance),
-               headline=[], numbers=[], pictures=[], close="", command=command if claim.test else "")  # fmt: skip
+               headline=[], numbers=[], pictures=[], close="", command=command)  # fmt: skip
     if finding.evidence is None:
         return row
     statistics = finding.evidence.statistics

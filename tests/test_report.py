@@ -51,8 +51,8 @@ def finding(number, value, figures=()):
 @pytest.fixture(scope="module")
 def page():
     figures = (('few points, "quoted" & <tagged>', drawn(5)), ("many points", drawn(20000)))
-    untested = [claims.Finding(c, None, verdict.Decision(verdict.NOT_RUN, c.why_not)) for c in claims.CLAIMS if not c.test]
-    return report.page([finding("1", 3.0, figures), finding("2", -3.0), finding("3", 0.4), *untested], scale="small",
+    open_ = [claims.Finding(c, None, verdict.Decision(verdict.NOT_RUN, "not measured yet")) for c in claims.CLAIMS[9:14]]
+    return report.page([finding("1", 3.0, figures), finding("2", -3.0), finding("3", 0.4), *open_], scale="small",
                        command=lambda number: f"python -m experiments.reproduce --only={number}", run={"Command": "a <b> & c"})  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_what_is_there_is_judged_and_written(here, fill, monkeypatch, capsys):
     lab = fill(here / "runs" / "reproduce" / "small" / "lab")
     monkeypatch.setattr(sweep, "run", lambda *_: pytest.fail("everything is there"))
     code, out, err = run("--scale=small", monkeypatch, capsys)
-    assert (code, err) == (0, "") and out.count("not run") == 5
+    assert (code, err) == (0, "") and "not run" not in out
     stored = json.loads((here / "runs/reproduce/small/claims.json").read_text())
     page = (here / "runs/reproduce/small/report/index.html").read_text()
     for claim, row in zip(claims.CLAIMS, stored["claims"], strict=True):
@@ -109,6 +109,6 @@ def test_failed_networks_are_said_and_leave_their_claims_open(monkeypatch, capsy
 @pytest.mark.slow
 def test_a_whole_run_measures_and_resumes(monkeypatch, capsys):
     code, out, err = run("--scale=small", monkeypatch, capsys)
-    assert code == 0 and out.count("not run") == 5, err
+    assert code == 0, err
     again, out_again, _ = run("--scale=small", monkeypatch, capsys)
     assert again == 0 and out_again == out
