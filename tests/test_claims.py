@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lim
-from lim import claims, ladder, profile, recall, verdict
+from lim import claims, ladder, profile, recall, tokens, verdict
 from lim.claims import evidence, outside, trained
 from lim.theory import cesaro, paper
 from lim.train import Trainer
@@ -211,6 +211,8 @@ def test_answer_gradients_equal_those_of_each_question(tiny):
 
 
 def test_a_training_is_measured_from_birth_and_goes_on_where_it_was_stopped(tmp_path, tiny, monkeypatch):
+    texts = [tokens.pack([part] * 60, None, 257) for part in ("some documents to learn from", "others")]
+    monkeypatch.setattr(outside, "documents", lambda: texts)
     whole, stopped = (claims.Lab(tiny, 0, tmp_path / name) for name in ("whole", "stopped"))
     expected = outside.OUTSIDE["training"](whole)["0"]()
     assert expected["step"].tolist() == [0, 2] and np.all(expected["done"]) and expected["influence"].shape == (2, 3, 20)

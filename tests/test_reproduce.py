@@ -89,9 +89,9 @@ def test_an_interrupted_run_says_how_to_go_on(tiny, monkeypatch, capsys):
 
     monkeypatch.setattr(claims.Lab, "measure", interrupted)
     code, _, err = run("--only=9", monkeypatch, capsys)
-    networks = 4 * tiny.seeds + 1
+    cells = 4 * tiny.seeds + 1
     assert code == 130 and err.splitlines()[-1] == (
-        f"experiments.reproduce: interrupted; {networks} networks are to do, what is done is kept, the same line goes on")  # fmt: skip
+        f"experiments.reproduce: interrupted; {cells} measurements are to do, what is done is kept, the same line goes on")  # fmt: skip
 
 
 def test_failed_networks_are_said_and_leave_their_claims_open(monkeypatch, capsys):
@@ -102,7 +102,7 @@ def test_failed_networks_are_said_and_leave_their_claims_open(monkeypatch, capsy
 
     monkeypatch.setattr(sweep, "run", failing)
     code, out, err = run("--only=6", monkeypatch, capsys)
-    assert code == 3 and "16 networks failed; the claims that need them are not run" in err
+    assert code == 3 and "16 measurements failed; the claims that need them are not run" in err
     assert "6. MLPs keep the topology [no change of shape]: not run" in out and "0 of 4 seeds are done: influence is not finite" in out
 
 

@@ -51,11 +51,13 @@ def primacy_tail(lab) -> Evidence:
     half = slice(scale.swept_length // 4, 3 * scale.swept_length // 4)
     continuum_L = density.continuum_profile(scale.swept_length, 1.0, layers=int(depth))
     statistics["continuum"] = Statistic(profile.log_distance(row_L[half], continuum_L[half])[0], 0.0,
-                                        "the density against the operator at this length, middle half: median factor off", log=True)  # fmt: skip
+                                        "the density against the operator at this length, middle half: median factor off",
+                                        log=True)  # fmt: skip
     drawn = {name: (e.rms_L / e.rms_L.sum(), row_L) for name, e in networks.items()}
     figure = plot.bundle_figure(drawn, axis="network", ylabel="share of influence", decades=40)
     return Evidence(statistics, ((f"Share of influence by position of networks of {depth} layers without residual: random values, "
-                                  "with norms, with MLPs, with softmax, each beside the row of the averaging operator", figure),))  # fmt: skip
+                                  "with norms, with MLPs, with softmax, each beside the row of the averaging operator",
+                                  figure),))  # fmt: skip
 
 
 def identity_network(lab):
@@ -120,8 +122,8 @@ def dead_zone(lab) -> Evidence:
         statistics[key] = over_seeds(f"{name}: d ln(middle/mean) / d ln (H-1)!, H = {low} to {high}, sign changed",
                                      lambda a, b: (middle_over_mean(a) - middle_over_mean(b)) / factorial, *ends)  # fmt: skip
         if key == "standard":
-            statistics["power"] = over_seeds(f"standard block: exponent of a power of H, H = {low} to {high}",
-                                             lambda a, b: (middle_over_mean(b) - middle_over_mean(a)) / math.log(high / low), *ends)  # fmt: skip
+            slope = lambda a, b: (middle_over_mean(b) - middle_over_mean(a)) / math.log(high / low)  # noqa: E731
+            statistics["power"] = over_seeds(f"standard block: exponent of a power of H, H = {low} to {high}", slope, *ends)
             for ratio in ("primacy", "recency"):
                 end = dict(primacy="first", recency="last")[ratio]
                 statistics[ratio] = over_seeds(f"standard block: {end}/middle", log_ratio(ratio), across[-1].profiles_SL, log=True)

@@ -122,9 +122,9 @@ SCALES = {
         "small", qwen2=ladder.shape(128, 24, 128), gpt2=small_gpt2(128, 12, 128), length=128, swept=ladder.shape(64, 24, 128),
         swept_length=128, depths=(2, 4, 8, 16, 24), skips=(0.0, 0.75, 1.0), target=QWEN2, target_length=2048, seeds=8,
         probes=16, extra_seeds=8,
-        training=Training(ladder.shape(64, 8, 128).replace(vocab=BYTES + 1), Recipe(400, 8), length=128, seeds=4, windows=16,
+        training=Training(ladder.shape(64, 8, 128).replace(vocab=BYTES + 1), Recipe(400, 4), length=128, seeds=3, windows=16,
                           measurements=6, probes=16),
-        recall=recalls(recall.Task(pairs=8, questions=8, keys=8, values=8), 400, arms=("none", "weights-middle", "curriculum"), seeds=3),
+        recall=recalls(recall.Task(pairs=16, questions=16, keys=16, values=16), 600, arms=("none", "weights-middle", "curriculum"), seeds=3),
     ),
     "paper": Scale(
         "paper", qwen2=QWEN2.replace(vocab=2048), gpt2=Config.preset("gpt2").replace(vocab=2048, max_length=2048), length=2048,

@@ -94,9 +94,9 @@ CLAIMS = (
         "1", "Primacy from the mask",
         "A causal mask without residual gives the density (ln 1/x)^(H−1)/(H−1)!, a log-divergent primacy tail.",
         "exact formula",
-        "If every layer averages over the past and nothing else, early tokens take part in more averages than late ones. Stacked, "
-        "the averages pile influence up at the start. Here that is checked first on a network that is nothing but averaging, then "
-        "with each real part added: random weights, norms, MLPs, softmax.",
+        "If every layer averages over the past and nothing else, early tokens take part in more averages than late ones. Stacked, the "
+        "averages pile influence up at the start. Here that is checked first on a network that is nothing but averaging, then with each "
+        "real part added: random weights, norms, MLPs, softmax.",
         ("identity", "depth", "bare", "normed"), birth.primacy_tail,
         (
             Condition("identity", True, "float32 through 24 layers loses less than one part in a thousand",
@@ -114,17 +114,17 @@ CLAIMS = (
         "2", "Recency from the residual",
         "The residual connection makes an isolated delta at the last position, of mass (1−α)^H.",
         "(1−α)^H",
-        "The skip carries each token's own signal straight up, so the last token hears itself without any averaging. That should "
-        "set it apart from its neighbour. How much of all influence it then holds is a question of how strong each layer's branch "
-        "is against the skip.",
+        "The skip carries each token's own signal straight up, so the last token hears itself without any averaging. That should set it "
+        "apart from its neighbour. How much of all influence it then holds is a question of how strong each layer's branch is against "
+        "the skip.",
         ("identity", "depth"), birth.recency_anchor,
         (
             _above("with", "with the residual the last position does not stand apart from the next-to-last: {with}"),
             _not_above("without", "without the residual the last position stands apart, too, by {without}: softmax's queries are its own "
-                       "(with exact averaging {averaging})"),
+                                  "(with exact averaging {averaging})"),
             Condition("mass", False, _FACTOR, "its share of influence is {share}, {mass} times (1−α)^H at the α = ½ of equal skip and "
-                                              "branch: "
-                      "norms let the branch fade against the growing stream, so no constant α describes it", low=-TWICE, high=TWICE),
+                                              "branch: norms let the branch fade against the growing stream, so no constant α describes "
+                                              "it", low=-TWICE, high=TWICE),
         ),
         ("with", "share"),
     ),
@@ -140,8 +140,7 @@ CLAIMS = (
             _above("recency", "the last position does not stand above the middle: {recency}"),
             Condition("standard", False, "a factorial law has slope 1 (1.1 to 1.2 at finite depth); a quarter off is another law",
                       "against ln (H−1)! the middle of the standard block falls with slope {standard}, as a power of H with exponent "
-                      "{power}; "
-                      "slopes are {constant} at a constant α, {none} without residual and {averaging} there with exact averaging",
+                      "{power}; slopes are {constant} at a constant α, {none} without residual and {averaging} there with exact averaging",
                       low=0.75, high=4 / 3),
         ),
         ("standard", "power"),
@@ -162,11 +161,10 @@ CLAIMS = (
             _not_above("primacy_off_off", "without either there is primacy: {primacy_off_off}"),
             _not_above("recency_off_off", "without either there is recency: {recency_off_off}"),
             _not_above("recency_on_off", "without the residual the last position still stands {recency_on_off} times above the middle, "
-                                         "through "
-                       "softmax's queries (through values alone {recency_values})"),
-            Condition("interaction_primacy", False, _FACTOR, "the two effects on the first position do not multiply: they miss their "
-                                                             "product "
-                      "by a factor of {interaction_primacy}", high=TWICE),
+                                         "through softmax's queries (through values alone {recency_values})"),
+            Condition("interaction_primacy", False, _FACTOR,
+                      "the two effects on the first position do not multiply: they miss their product by a factor of "
+                      "{interaction_primacy}", high=TWICE),
             Condition("interaction_recency", False, _FACTOR, "those on the last miss it by {interaction_recency}", high=TWICE),
         ),
         ("primacy_on_on", "recency_on_on"),
@@ -175,8 +173,8 @@ CLAIMS = (
         "5", "RoPE changes nothing at birth",
         "At birth rotary position embedding leaves the profile as it is.",
         "no change",
-        "RoPE turns queries and keys by their position. In an untrained network they say nothing yet, so turning them should not "
-        "matter. Every other random number is kept, so any change is RoPE's.",
+        "RoPE turns queries and keys by their position. In an untrained network they say nothing yet, so turning them should not matter. "
+        "Every other random number is kept, so any change is RoPE's.",
         ("parts", "gpt2"), birth.rotary,
         (
             Condition("share", True, "a change below the spread of one seed cannot be seen in any one network",
@@ -213,8 +211,9 @@ CLAIMS = (
         (
             Condition("middle", True, "where values carry the profile, cutting the scores changes it by less than 10 %",
                       "cutting the scores changes the median position by a factor of {middle}", low=-SAME, high=SAME),
-            Condition("middle", False, "what vanishes is below 1 %", "it changes influence by a factor of {middle} at the median position "
-                      "(to first order in the variance of the logits, {logits} here)", low=-0.01, high=0.01),
+            Condition("middle", False, "what vanishes is below 1 %",
+                      "it changes influence by a factor of {middle} at the median position (to first order in the variance of the "
+                      "logits, {logits} here)", low=-0.01, high=0.01),
             Condition("largest", False, "no position may depend on it by more than 10 %",
                       "and by {largest} where it matters most (last position {last})", high=SAME),
         ),
@@ -287,8 +286,8 @@ CLAIMS = (
         "11", "Peaks at document boundaries",
         "Training on packed documents adds local peaks at their boundaries.",
         "local peaks",
-        "Training texts are glued together from documents; a network could learn to listen for the seams. Influence just behind a seam is "
-        "compared with the same places of other texts, in units of its ordinary scatter along a text.",
+        "Training texts are glued together from documents; a network could learn to listen for the seams. Influence just behind a seam "
+        "is compared with the same places of other texts, in units of its ordinary scatter along a text.",
         ("training",), trained.boundary_peaks,
         (
             Condition("added", True, "a small effect in Cohen's terms, 0.2, is the least to be called a peak",
@@ -304,15 +303,14 @@ CLAIMS = (
         "12", "Sinks from geometry: at birth",
         "Attention sinks are a consequence of the geometry: is there one at birth, when geometry is all there is?",
         "(no number)",
-        "Trained networks pile attention on the first token. If geometry did that, an untrained network would show it, too: is any layer's "
-        "attention on the first token above that of a plain average? The rollout, which multiplies the layers' attention, is shown beside "
-        "it.",
+        "Trained networks pile attention on the first token. If geometry did that, an untrained network would show it, too: is any "
+        "layer's attention on the first token above that of a plain average? The rollout, which multiplies the layers' attention, is "
+        "shown beside it.",
         ("attention",), birth.sinks_at_birth,
         (
             Condition("sink", True, "a sink holds at least twice what averaging gives; published ones hold tens of times that",
                       "no layer attends to the first token as to a sink: the highest puts {sink} times an average's attention there, all "
-                      "together "
-                      "{all}; only the product of the layers singles it out, by {rollout}", low=TWICE),
+                      "together {all}; only the product of the layers singles it out, by {rollout}", low=TWICE),
         ),
         ("sink", "rollout"),
     ),
@@ -320,8 +318,8 @@ CLAIMS = (
         "12 trained", "Sinks from geometry: trained",
         "Attention sinks are a consequence of the geometry: do they grow in training, and where it says?",
         "(no number)",
-        "The geometry favours the first token more with every layer. If it made sinks, training should turn that advantage into attention, "
-        "and the more so the higher the layer.",
+        "The geometry favours the first token more with every layer. If it made sinks, training should turn that advantage into "
+        "attention, and the more so the higher the layer.",
         ("training",), trained.sinks_trained,
         (
             Condition("sink", True, "a sink holds at least twice what averaging gives; published ones hold tens of times that",
@@ -329,8 +327,7 @@ CLAIMS = (
                       "{all}", low=TWICE),
             Condition("order", False, "a rank correlation of 0.5 is the least to be called a trend",
                       "there is a sink ({sink} in the highest layer, {birth} there at birth), but it does not grow from layer to layer: "
-                      "rank "
-                      "correlation with the layer's number {order}", low=0.5),
+                      "rank correlation with the layer's number {order}", low=0.5),
         ),
         ("sink", "order"),
     ),
@@ -339,8 +336,8 @@ CLAIMS = (
         "The middle learns more slowly, because its gradients are suppressed.",
         "(no number)",
         "Little influence means little gradient: what stands in the middle should be learned last. Networks learn to recall a value by "
-        "its key "
-        "from a list of pairs; when do they get half of the answers right, for pairs at the beginning, in the middle and at the end?",
+        "its key from a list of pairs; when do they get half of the answers right, for pairs at the beginning, in the middle and at the "
+        "end?",
         ("recall", "recall-gradients"), trained.middle_learns_later,
         (
             Condition("slower", True, "later by less than 10 % is what this report calls the same",
@@ -358,8 +355,7 @@ CLAIMS = (
         "Standard training will not cross the valley; curricula or loss weights are needed.",
         "(no number)",
         "If so, plain training should end with a middle that is recalled worse than the ends, and only training that aims at the middle "
-        "would "
-        "lift it. All arms have the same number of updates, the same contexts and the same initial weights.",
+        "would lift it. All arms have the same number of updates, the same contexts and the same initial weights.",
         ("recall",), trained.crossing_the_valley,
         (
             Condition("gap", True, _POINTS, "plain training crosses it at this scale: it recalls {middle_none} of the middle and {ends} "
@@ -378,9 +374,8 @@ CLAIMS = (
         "independent things do: in squares. How far does that take the norm from the row?",
         ("identity", "bare", "parts"), birth.operator_row_criticism,
         (
-            Condition("published", True, "within 10 % a row would do as well", "at its best α the row is within a factor of {published} "
-                                                                               "of the "
-                      "published network's norm in the median", low=SAME),
+            Condition("published", True, "within 10 % a row would do as well",
+                      "at its best α the row is within a factor of {published} of the published network's norm in the median", low=SAME),
             Condition("bare", False, "the network that is closest to the operator",
                       "for random values alone the row is within a factor of {bare}", low=SAME),
         ),
@@ -390,8 +385,8 @@ CLAIMS = (
         "B", "Criticism: one gradient is not the norm",
         "The gradient of the sum of the outputs, one backward pass, is not the norm of the Jacobian.",
         "(public discussion)",
-        "One backward pass looks at the output from one direction, the norm from all. At birth no direction is special, so one look is an "
-        "honest but rough sample: averaged over networks the two should meet.",
+        "One backward pass looks at the output from one direction, the norm from all. At birth no direction is special, so one look is "
+        "an honest but rough sample: averaged over networks the two should meet.",
         ("parts", "gpt2", "one-pass"), birth.one_pass_criticism,
         (
             Condition("one", True, "within 10 % one pass would do as well",

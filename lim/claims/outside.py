@@ -119,10 +119,16 @@ def _target(lab):
 # ---- trained ----
 
 
+@functools.cache
+def documents() -> tuple[tokens.Packed, tokens.Packed]:
+    """What Python brings along as bytes, packed: to train on, and held out."""
+    return tuple(tokens.pack(part, None, tokens.BYTES + 1) for part in tokens.split(tokens.standard_documents()))
+
+
 def _training(lab, seed):
     """One network from birth to the last update; measured into a store of its own, checkpoints beside it, so that it resumes."""
     t, folder = lab.scale.training, lab.folder / f"training-{seed}"
-    packed, held_out = (tokens.pack(part, None, t.config.vocab) for part in tokens.split(tokens.standard_documents()))
+    packed, held_out = documents()
     windows_WT = watch.boundary_windows(held_out, t.length, t.windows)
     reader = tokens.Reader(packed.ids, t.length, t.recipe.batch, seed)
     about = lab.scale.spec()["training"] | dict(seed=seed, text=zlib.crc32(packed.ids.tobytes() + held_out.ids.tobytes()))

@@ -123,8 +123,7 @@ def by_arm(lab) -> dict:
     learned = [s for s in seeds if np.isfinite(third_crossings(kept[f"{r.arms[0]}-{s}"])).any()]
     if len(learned) < 2:
         raise ValueError(f"recall: plain training learned the task on {len(learned)} of {len(seeds)} seeds within {r.recipe.steps} "
-                         f"updates, "
-                         "and it takes two")  # fmt: skip
+                         "updates, and it takes two")  # fmt: skip
     return {arm: (kept[f"{arm}-{learned[0]}"]["step"], np.array([kept[f"{arm}-{s}"]["accuracy"] for s in learned])) for arm in r.arms}
 
 
@@ -185,7 +184,7 @@ def crossing_the_valley(lab) -> Evidence:
     }  # fmt: skip
     for arm, (_, middle_S, _) in thirds.items():
         statistics[f"middle_{arm}"] = mean_over_seeds(f"{recall.INTERVENTIONS[arm].partition(':')[0]} ({arm}): right answers about the "
-                                                      f"middle", middle_S)
+                                                      "middle", middle_S)
     curves = {}
     for arm, accuracy_SP in arms.items():
         mean_P, error_P = accuracy_SP.mean(0), accuracy_SP.std(0, ddof=1) / math.sqrt(len(accuracy_SP))
