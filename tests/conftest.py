@@ -18,7 +18,7 @@ def tiny():
     config = ladder.shape(64, 3, 24)
     return claims.Scale("tiny", qwen2=config, gpt2=small_gpt2(64, 3, 24), length=24, swept=config, swept_length=24, depths=(1, 2, 3),
                         skips=(0.0, 0.75, 1.0), target=config, target_length=24, seeds=4, probes=4, extra_seeds=3,
-                        training=Training(ladder.shape(64, 1, 20).replace(vocab=257), Recipe(2, 2), length=20, seeds=2, windows=3,
+                        training=Training(ladder.shape(64, 2, 20).replace(vocab=257), Recipe(2, 2), length=20, seeds=2, windows=3,
                                           measurements=2, probes=2),
                         recall=dataclasses.replace(recalls(recall.Task(3, 3, 3, 3), 2, arms=("none", "curriculum"), seeds=2),
                                                    evaluations=2, count=4))  # fmt: skip

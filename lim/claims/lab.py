@@ -124,7 +124,7 @@ SCALES = {
         probes=16, extra_seeds=8,
         training=Training(ladder.shape(64, 8, 128).replace(vocab=BYTES + 1), Recipe(400, 4), length=128, seeds=3, windows=16,
                           measurements=6, probes=16),
-        recall=recalls(recall.Task(pairs=16, questions=16, keys=16, values=16), 600, arms=("none", "weights-middle", "curriculum"), seeds=3),
+        recall=recalls(recall.Task(), 600, arms=("none", "weights-middle", "curriculum"), seeds=3),
     ),
     "paper": Scale(
         "paper", qwen2=QWEN2.replace(vocab=2048), gpt2=Config.preset("gpt2").replace(vocab=2048, max_length=2048), length=2048,
@@ -132,7 +132,7 @@ SCALES = {
         target_length=2048, seeds=4, probes=4, extra_seeds=4,
         training=Training(ladder.shape(64, 24, 512).replace(vocab=BYTES + 1), Recipe(2000, 4), length=512, seeds=4, windows=16,
                           measurements=8, probes=16),
-        recall=recalls(recall.Task(pairs=16, questions=12, keys=16, values=16), 1200, arms=tuple(recall.INTERVENTIONS), seeds=5),
+        recall=recalls(recall.Task(), 1500, arms=tuple(recall.INTERVENTIONS), seeds=5),
     ),
 }  # fmt: skip
 

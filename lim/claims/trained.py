@@ -40,9 +40,9 @@ def valley_in_training(lab) -> Evidence:
         statistics[f"{key}_growth"] = mean_over_seeds(f"{names[key]}: trained over birth", values_SM[:, -1] - values_SM[:, 0], log=True)
     both = [np.mean([min(primacy(p), recency(p)) > math.log(1 + profile.MARGIN) for p in n["influence"][-1]]) for n in networks]
     statistics["windows"] = mean_over_seeds("share of held-out windows with both ends above the middle, trained", both)
-    for which, words in ((0, "at birth"), (-1, f"after {last} updates")):
-        bits = [n["loss"][which].mean() / math.log(2) for n in networks]
-        statistics[f"bits_{which}"] = mean_over_seeds(f"held-out loss in bits per token {words}", bits)
+    for name, m, words in (("bits_birth", 0, "at birth"), ("bits", -1, f"after {last} updates")):
+        bits = [n["loss"][m].mean() / math.log(2) for n in networks]
+        statistics[name] = mean_over_seeds(f"held-out loss in bits per token {words}", bits)
     # geometric means, so that no window or network weighs more by its scale
     profiles_ML = np.exp(np.mean([np.log(n["influence"]).mean(1) for n in networks], axis=0))
     life = plot.life_figure([int(step) for step in steps], profiles_ML)
