@@ -216,6 +216,7 @@ def test_gradients_of_outputs_and_answers_equal_pullbacks_through_the_whole_netw
     np.testing.assert_allclose(outside.answer_gradients(decoder, task, count), expected_N, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_training_is_measured_from_birth_and_goes_on_where_it_was_stopped(tmp_path, tiny, monkeypatch):
     texts = [tokens.pack([part] * 60, None, 257) for part in ("some documents to learn from", "others")]
     monkeypatch.setattr(outside, "documents", lambda: texts)
