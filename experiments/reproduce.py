@@ -6,9 +6,9 @@
 
 `small` takes a quarter of an hour on two cores; `paper` measures Qwen2-0.5B and GPT-2 small at 2048 tokens and trains 24 layers,
 overnight on two cores or minutes on an accelerator. What is measured is kept below --out and serves every claim that needs it;
-a run that was stopped goes on when the same line is given again, and --only adds to what is there. Prints the ledger, and writes claims.json and
-report/index.html. Exit status: 0, 2 for a bad value, 3 when measurements failed, 1 when results cannot be written, 130 when
-interrupted.
+a run that was stopped goes on when the same line is given again, and --only adds to what is there. Prints the ledger, and writes
+it as report/index.html, claims.md and, with every number, claims.json. Exit status: 0, 2 for a bad value, 3 when measurements
+failed, 1 when results cannot be written, 130 when interrupted.
 """
 
 import sys
@@ -105,7 +105,7 @@ def ledger(findings) -> str:
 
 
 def write(findings, args, lab, folder):
-    """claims.json and report/index.html."""
+    """claims.json, claims.md and report/index.html."""
     provenance = cli.provenance()
     line = f"python -m experiments.reproduce --scale={args.scale}" + (f" --seed={args.seed}" if args.seed else "")
     cli.write_json(folder / "claims.json", dict(
@@ -131,9 +131,10 @@ def write(findings, args, lab, folder):
         "Device": f"{provenance['device']}, {provenance['dtype']}, matrix products at precision {provenance['matmul_precision']}",
     }  # fmt: skip
     page = report.page(findings, scale=args.scale, command=lambda number: f"{line} --only={number.split()[0]}", run=run)
+    cli.put(folder, "claims.md", lambda path: path.write_text(report.ledger_table(findings), encoding="utf-8"))
     (folder / "report").mkdir(exist_ok=True)
     cli.put(folder / "report", "index.html", lambda path: path.write_text(page, encoding="utf-8"))
-    print(f"\nwrote {folder / 'claims.json'} and {folder / 'report' / 'index.html'}")
+    print(f"\nwrote report/index.html, claims.md and claims.json in {folder}")
 
 
 if __name__ == "__main__":

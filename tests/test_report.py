@@ -117,5 +117,11 @@ def test_what_lies_within_its_interval_of_a_threshold_is_said(page):
     assert "interval of a threshold" not in page.split('id="claim-1"')[1].split("</section>")[0]
 
 
+def test_the_ledger_is_a_table_of_as_many_cells_as_its_head():
+    lines = report.ledger_table([finding("1", 3.0), finding("2", -3.0), finding("3 | 4", 0.4)]).splitlines()
+    assert len(lines) == 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {7}
+    assert "first <stat>: 3.0 ± 0.5" in lines[2] and "**does not hold**: it is −3.0 ± 0.5 & no more" in lines[3] and "29 %" in lines[4]
+
+
 def test_chances_read_as_percent():
     assert [report.percent(p) for p in (math.nan, 0.0, 0.012, 0.5, 1.0)] == ["–", "under 0.1 %", "1.2 %", "50 %", "over 99 %"]
