@@ -32,9 +32,9 @@ def primacy_tail(lab) -> Evidence:
     worst = max(profile.log_distance(measured_L[holdable(row_L)], row_L[holdable(row_L)])[1] for measured_L, row_L in zip(exact, rows))
     networks = {
         "random values": lab.ensemble("bare", residual="off"),
-        "and norms": lab.ensemble("normed", residual="off"),
-        "and MLPs": lab.ensemble("depth", layers=depth, residual="0", uniform_attention="on"),
-        "and softmax: as published": lab.ensemble("depth", layers=depth, residual="0", uniform_attention="off"),
+        "with norms": lab.ensemble("normed", residual="off"),
+        "with MLPs": lab.ensemble("depth", layers=depth, residual="0", uniform_attention="on"),
+        "as published": lab.ensemble("depth", layers=depth, residual="0", uniform_attention="off"),
     }
     row_L = networks["random values"].operator_L
     seen_L = holdable(row_L)
@@ -46,7 +46,7 @@ def primacy_tail(lab) -> Evidence:
             statistics[f"{key}_{words}"] = over_seeds(
                 f"{name}: {words} factor off a row of M^H, scale free",
                 lambda p: profile.log_distance(p, row_L[seen_L], free_scale=True)[which], seen_SL, log=True)  # fmt: skip
-    published = networks["and softmax: as published"]
+    published = networks["as published"]
     statistics["primacy"] = over_seeds("as published: first/middle", log_ratio("primacy"), published.profiles_SL, log=True)
     half = slice(scale.swept_length // 4, 3 * scale.swept_length // 4)
     continuum_L = density.continuum_profile(scale.swept_length, 1.0, layers=int(depth))

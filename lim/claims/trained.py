@@ -183,8 +183,7 @@ def crossing_the_valley(lab) -> Evidence:
         "ends": mean_over_seeds("plain training: right answers about the ends", (first + last) / 2),
     }  # fmt: skip
     for arm, (_, middle_S, _) in thirds.items():
-        statistics[f"middle_{arm}"] = mean_over_seeds(f"{recall.INTERVENTIONS[arm].partition(':')[0]} ({arm}): right answers about the "
-                                                      "middle", middle_S)
+        statistics[f"middle_{arm}"] = mean_over_seeds(f"{'plain training' if arm == plain else arm}: right answers about the middle", middle_S)
     curves = {}
     for arm, accuracy_SP in arms.items():
         mean_P, error_P = accuracy_SP.mean(0), accuracy_SP.std(0, ddof=1) / math.sqrt(len(accuracy_SP))
