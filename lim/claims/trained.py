@@ -111,20 +111,23 @@ def sinks_trained(lab) -> Evidence:
 
 
 def by_arm(lab) -> dict:
-    """arm → (steps, accuracy [S, M, P]) of the seeds whose plain training learned: where some third of the places reached one half.
-
-    Where nothing is learned, no place can be said to be behind.
+    """arm → (steps, accuracy [S, M, P]) of the seeds whose plain training learned. Where nothing is learned, no place can be behind.
 
     Raises:
       ValueError: fewer than two seeds learned.
     """
     r, kept = lab.scale.recall, lab.kept("recall")
-    seeds = lab.block(r.seeds)
-    learned = [s for s in seeds if np.isfinite(third_crossings(kept[f"{r.arms[0]}-{s}"])).any()]
-    if len(learned) < 2:
-        raise ValueError(f"recall: plain training learned the task on {len(learned)} of {len(seeds)} seeds within {r.recipe.steps} "
-                         "updates, and it takes two")  # fmt: skip
-    return {arm: (kept[f"{arm}-{learned[0]}"]["step"], np.array([kept[f"{arm}-{s}"]["accuracy"] for s in learned])) for arm in r.arms}
+    seeds = [s for s, learned in zip(lab.block(r.seeds), learning(lab, r.arms[0])) if learned]
+    if len(seeds) < 2:
+        raise ValueError(f"recall: plain training learned the task on {len(seeds)} of {r.seeds} seeds within {r.recipe.steps} updates, "
+                         "and it takes two")  # fmt: skip
+    return {arm: (kept[f"{arm}-{seeds[0]}"]["step"], np.array([kept[f"{arm}-{s}"]["accuracy"] for s in seeds])) for arm in r.arms}
+
+
+def learning(lab, arm) -> list[bool]:
+    """Whether each seed learned the task: some third of the places reached one half."""
+    kept, r = lab.kept("recall"), lab.scale.recall
+    return [bool(np.isfinite(third_crossings(kept[f"{arm}-{s}"])).any()) for s in lab.block(r.seeds)]
 
 
 def third_crossings(curve):
@@ -151,18 +154,18 @@ def middle_learns_later(lab) -> Evidence:
         "gradient_first": mean_over_seeds("gradient at birth: first over middle third", low[:, 0] - low[:, 1], log=True),
         "gradient_last": mean_over_seeds("gradient at birth: last over middle third", low[:, 2] - low[:, 1], log=True),
         "learned": Statistic(len(accuracy_SMP) / lab.scale.recall.seeds, 0.0,
-                             "share of seeds on which plain training learned, which are those counted"),
+                             "share of seeds on which plain training learned: on these a third reached one half, and only they count"),
     }  # fmt: skip
     thirds_SM3 = np.array([[recall.thirds(accuracy_P) for accuracy_P in accuracy_MP] for accuracy_MP in accuracy_SMP])
     mean_M3, error_M3 = thirds_SM3.mean(0), thirds_SM3.std(0, ddof=1) / math.sqrt(len(thirds_SM3))
     series = {f"{name} third": (mean_M3[:, i], error_M3[:, i]) for i, name in enumerate(("first", "middle", "last"))}
-    learning = plot.lines_figure(steps, series, levels={"one half": 0.5}, xlabel="updates", ylabel="right answers")
+    progress = plot.lines_figure(steps, series, levels={"one half": 0.5}, xlabel="updates", ylabel="right answers")
     share_SP = gradient_SP / np.exp(np.log(gradient_SP).mean(1, keepdims=True))
     mean_P, error_P = share_SP.mean(0), share_SP.std(0, ddof=1) / math.sqrt(len(share_SP))
     panel = plot.Panel("gradient of the answer's loss by the pair's embedding, at birth, over its mean",
                        {"plain": (mean_P, mean_P - error_P, mean_P + error_P)})  # fmt: skip
     return Evidence(statistics, (
-        ("Share of right answers about the first, middle and last third of the context along plain training, mean over networks", learning),
+        ("Share of right answers about the first, middle and last third of the context along plain training, mean over networks", progress),
         ("Norm of the gradient of the answer's loss at the asked pair, by its place, at birth", plot.place_figure([panel])),
     ))  # fmt: skip
 
@@ -183,7 +186,10 @@ def crossing_the_valley(lab) -> Evidence:
         "ends": mean_over_seeds("plain training: right answers about the ends", (first + last) / 2),
     }  # fmt: skip
     for arm, (_, middle_S, _) in thirds.items():
-        statistics[f"middle_{arm}"] = mean_over_seeds(f"{'plain training' if arm == plain else arm}: right answers about the middle", middle_S)
+        words = "plain training" if arm == plain else arm
+        statistics[f"middle_{arm}"] = mean_over_seeds(f"{words}: right answers about the middle", middle_S)
+    for arm in arms:
+        statistics[f"learned_{arm}"] = Statistic(np.mean(learning(lab, arm)).item(), 0.0, f"{arm}: share of all seeds on which a third reached one half")
     curves = {}
     for arm, accuracy_SP in arms.items():
         mean_P, error_P = accuracy_SP.mean(0), accuracy_SP.std(0, ddof=1) / math.sqrt(len(accuracy_SP))
