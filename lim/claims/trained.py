@@ -189,7 +189,8 @@ def crossing_the_valley(lab) -> Evidence:
         words = "plain training" if arm == plain else arm
         statistics[f"middle_{arm}"] = mean_over_seeds(f"{words}: right answers about the middle", middle_S)
     for arm in arms:
-        statistics[f"learned_{arm}"] = Statistic(np.mean(learning(lab, arm)).item(), 0.0, f"{arm}: share of all seeds on which a third reached one half")
+        words = f"{arm}: share of all seeds on which a third reached one half"
+        statistics[f"learned_{arm}"] = Statistic(float(np.mean(learning(lab, arm))), 0.0, words)
     curves = {}
     for arm, accuracy_SP in arms.items():
         mean_P, error_P = accuracy_SP.mean(0), accuracy_SP.std(0, ddof=1) / math.sqrt(len(accuracy_SP))
