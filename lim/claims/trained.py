@@ -8,6 +8,7 @@ Axes: S seed, M measured step, W held-out window, L position, N layer, O offset 
 import math
 
 import numpy as np
+from scipy.stats import norm
 
 from lim import plot, profile, recall
 from lim.claims.evidence import Evidence, log_ratio, mean_over_seeds
@@ -62,6 +63,7 @@ def boundary_peaks(lab) -> Evidence:
     found = [[profile.boundaries(n["influence"][m], n["boundary"], radius) for m in (0, -1)] for n in networks]
     trained = [after.d_O[radius + after.peak] for _, after in found]
     before = [birth.d_O[radius + after.peak] for birth, after in found]  # where the trained one peaks
+    p = max(after.peak_p for _, after in found)
     nats = [(after.aligned_O - after.shuffled_O)[radius + after.peak] for _, after in found]
     statistics = {
         "trained": mean_over_seeds(f"largest effect 0 to {radius} tokens behind a separator, trained (Cohen's d)", trained),
