@@ -69,8 +69,9 @@ def boundary_peaks(lab) -> Evidence:
         "trained": mean_over_seeds(f"largest effect 0 to {radius} tokens behind a separator, trained (Cohen's d)", trained),
         "birth": mean_over_seeds("effect at the same distance at birth (Cohen's d)", before),
         "added": mean_over_seeds("the one less the other", np.subtract(trained, before)),
-        "p": Statistic(max(after.peak_p for _, after in found), 0.0, "share of shuffles with as large an effect, the largest among "
-                                                                     "networks"),
+        "p": Statistic(p, 0.0, "share of shuffles with as large an effect, the largest among networks"),
+        # other held-out windows would draw another p; as a normal score it scatters by 1
+        "score": Statistic(float(norm.isf(p)), 1.0, "the same as a normal score"),
         "factor": mean_over_seeds("influence there over its neighbourhood's, trained", nats, log=True),
         "where": mean_over_seeds("tokens behind the separator where the effect is largest, trained", [after.peak for _, after in found]),
         "count": Statistic(float(found[0][1].count), 0.0, "boundaries averaged per network"),
