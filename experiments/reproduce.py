@@ -4,11 +4,11 @@
     python -m experiments.reproduce --scale=small --only=3,5 --seed=1
     python -m experiments.reproduce --scale=paper --only=9 --out=runs/reproduce/paper
 
-`small` takes minutes on two cores; `paper` measures Qwen2-0.5B and GPT-2 small at 2048 tokens, overnight on two cores or minutes
-on an accelerator. What is measured is kept below --out and serves every claim that needs it; a run that was stopped goes on
-when the same line is given again, and --only adds to what is there. Prints the ledger, and writes claims.json and
-report/index.html. Exit status: 0, 2 for a bad value, 3 when networks failed, 1 when results cannot be written, 130 when
-interrupted.
+`small` takes a quarter of an hour on two cores; `paper` measures Qwen2-0.5B and GPT-2 small at 2048 tokens and trains 24 layers,
+overnight on two cores or minutes on an accelerator. What is measured is kept below --out and serves every claim that needs it;
+a run that was stopped goes on when the same line is given again, and --only adds to what is there. Prints the ledger, and writes
+it as report/index.html, claims.md and, with every number, claims.json. Exit status: 0, 2 for a bad value, 3 when measurements
+failed, 1 when results cannot be written, 130 when interrupted.
 """
 
 import sys
@@ -63,22 +63,22 @@ def main(args):
     except OSError as error:
         stop(f"{folder} cannot be written: {error.strerror or error}", 1)
     if failed:
-        print(f"{failed} networks failed; the claims that need them are not run", file=sys.stderr)
+        print(f"{failed} measurements failed; the claims that need them are not run", file=sys.stderr)
         sys.exit(3)
 
 
 def measure(lab, names) -> int:
-    """Measures what is lacking, with a bar; says how to go on where that ends early. Returns how many networks failed."""
+    """Measures what is lacking, with a bar; says how to go on where that ends early. Returns how many failed."""
     failed = 0
     try:
-        with cli.interruptible(), cli.progress(total=sum(map(lab.lacking, names)), unit="network") as bar:
+        with cli.interruptible(), cli.progress(total=sum(map(lab.lacking, names)), unit="measurement") as bar:
             for name in names:
                 bar.set_description(name, refresh=False)
                 for error in lab.measure(name):
                     failed += bool(error)
                     bar.update()
     except KeyboardInterrupt:
-        stop(f"interrupted; {sum(map(lab.lacking, names))} networks are to do, what is done is kept, the same line goes on", 130)
+        stop(f"interrupted; {sum(map(lab.lacking, names))} measurements are to do, what is done is kept, the same line goes on", 130)
     except OSError as error:
         stop(f"{lab.folder} cannot be written: {error.strerror or error}", 1)
     return failed
@@ -105,27 +105,36 @@ def ledger(findings) -> str:
 
 
 def write(findings, args, lab, folder):
-    """claims.json and report/index.html."""
+    """claims.json, claims.md and report/index.html."""
     provenance = cli.provenance()
     line = f"python -m experiments.reproduce --scale={args.scale}" + (f" --seed={args.seed}" if args.seed else "")
     cli.write_json(folder / "claims.json", dict(
         provenance=provenance, scale=lab.scale.spec(), seed=args.seed, claims=[claims.plain_json(finding) for finding in findings],
     ))  # fmt: skip
-    s = lab.scale
+    s, t, r = lab.scale, lab.scale.training, lab.scale.recall
     run = {
         "Command": line,
-        "Networks": f"Qwen2 architecture, {s.qwen2.layers} layers of width {s.qwen2.width}; GPT-2 architecture, {s.gpt2.layers} layers of width "
-                    f"{s.gpt2.width}; {s.length} random tokens. Depth is swept at width {s.swept.width}, {s.swept_length} tokens",
+        "Networks": f"Qwen2 architecture, {s.qwen2.layers} layers of width {s.qwen2.width}; GPT-2 architecture, {s.gpt2.layers} "
+                    f"layers of width {s.gpt2.width}; {s.length} random tokens. Depth is swept at width {s.swept.width}, "
+                    f"{s.swept_length} tokens",
         "Per configuration": f"{s.seeds} seeds ({lab.seeds[0]} to {lab.seeds[-1]}), {s.probes} random directions of the output each",
-        "Initial weights": f"spread {s.qwen2.init_std:.4g} and {s.gpt2.init_std:.4g}, so that width · spread² is that of the published sizes",
+        "Initial weights": f"spread {s.qwen2.init_std:.4g} and {s.gpt2.init_std:.4g}, so that width · spread² is that of the "
+                           "published sizes",
+        "Trained on text": f"Qwen2 architecture, {t.config.layers} layers of width {t.config.width}, {t.seeds} seeds: {t.recipe.steps} "
+                           f"updates of {t.recipe.batch} windows of {t.length} bytes of what Python brings along; measured on "
+                           f"{t.windows} held-out windows",
+        "Trained to recall": f"{r.config.layers} layers of width {r.config.width}, {r.seeds} seeds times {', '.join(r.arms)}: "
+                             f"{r.recipe.steps} updates of {r.recipe.batch} sequences, {r.task.pairs} pairs and {r.task.questions} "
+                             "questions each",
         "Commit": str(provenance["git"]),
         "Versions": ", ".join(f"{name} {version}" for name, version in (provenance["versions"] | dict(lim=provenance["lim"])).items()),
         "Device": f"{provenance['device']}, {provenance['dtype']}, matrix products at precision {provenance['matmul_precision']}",
     }  # fmt: skip
     page = report.page(findings, scale=args.scale, command=lambda number: f"{line} --only={number.split()[0]}", run=run)
+    cli.put(folder, "claims.md", lambda path: path.write_text(report.ledger_table(findings), encoding="utf-8"))
     (folder / "report").mkdir(exist_ok=True)
     cli.put(folder / "report", "index.html", lambda path: path.write_text(page, encoding="utf-8"))
-    print(f"\nwrote {folder / 'claims.json'} and {folder / 'report' / 'index.html'}")
+    print(f"\nwrote report/index.html, claims.md and claims.json in {folder}")
 
 
 if __name__ == "__main__":

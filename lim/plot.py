@@ -556,6 +556,8 @@ def convergence_figure(
                 ax.errorbar(shifted_P, measured_P, stderr_P, color=color, fmt="o", markersize=3.5, capsize=2, linewidth=1)
             ax.plot([], [], color=color, marker="o" if measured_P is not None else None, markersize=3.5, label=label)
         ax.set(xscale="log", yscale=yscale, xlabel=xlabel, ylabel=ylabel)
+        if yscale == "log":
+            _height_axis(ax, ax.get_ylim(), 8)
         ax.xaxis.set_major_locator(FixedLocator(sizes if ticks is None else ticks))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
         ax.xaxis.set_minor_locator(NullLocator())
@@ -766,6 +768,8 @@ def lines_figure(x, series, *, xlabel, ylabel, levels=None, title="", caption=""
         for label, level in (levels or {}).items():
             ax.axhline(level, color=SOFT, linestyle=DASHES[0], linewidth=1, label=label)
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+        if yscale == "log":
+            _height_axis(ax, ax.get_ylim(), 8)
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
         ax.legend()

@@ -38,11 +38,24 @@ def page(findings, *, scale: str, command, run: dict) -> str:
     return environment.get_template("report.html").render(rows=rows, scale=scale, counts=said, run=list(run.items()))
 
 
+def ledger_table(findings) -> str:
+    """The ledger as a Markdown table, verdicts with what qualifies them."""
+    lines = ["| | claim | paper | measured | verdict | chance of another |", "| --- | --- | --- | --- | --- | --- |"]
+    for finding in findings:
+        claim, decision = finding.claim, finding.decision
+        statistics = finding.evidence.statistics if finding.evidence else {}
+        measured = "; ".join(f"{s.words}: {s.shown}" for name in claim.headline if (s := statistics.get(name)))
+        said = f"**{decision.verdict}**" + (f": {decision.sentence}" if decision.sentence else "")
+        cells = (claim.number, claim.title, claim.paper, measured, said, percent(decision.chance))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def _row(finding, command):
     claim, decision = finding.claim, finding.decision
     anchor = re.sub(r"\W+", "-", claim.number)
     row = dict(claim=claim, decision=decision, anchor=anchor, style=STYLES[decision.verdict], chance=percent(decision.chance),
-               headline=[], numbers=[], pictures=[], close="", command=command if claim.test else "")  # fmt: skip
+               headline=[], numbers=[], pictures=[], close="", command=command)  # fmt: skip
     if finding.evidence is None:
         return row
     statistics = finding.evidence.statistics

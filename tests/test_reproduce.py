@@ -61,7 +61,7 @@ def test_what_is_there_is_judged_and_written(here, fill, monkeypatch, capsys):
     lab = fill(here / "runs" / "reproduce" / "small" / "lab")
     monkeypatch.setattr(sweep, "run", lambda *_: pytest.fail("everything is there"))
     code, out, err = run("--scale=small", monkeypatch, capsys)
-    assert (code, err) == (0, "") and out.count("not run") == 5
+    assert (code, err) == (0, "") and "not run" not in out
     stored = json.loads((here / "runs/reproduce/small/claims.json").read_text())
     page = (here / "runs/reproduce/small/report/index.html").read_text()
     for claim, row in zip(claims.CLAIMS, stored["claims"], strict=True):
@@ -89,9 +89,9 @@ def test_an_interrupted_run_says_how_to_go_on(tiny, monkeypatch, capsys):
 
     monkeypatch.setattr(claims.Lab, "measure", interrupted)
     code, _, err = run("--only=9", monkeypatch, capsys)
-    networks = 4 * tiny.seeds + 1
+    cells = 4 * tiny.seeds + 1
     assert code == 130 and err.splitlines()[-1] == (
-        f"experiments.reproduce: interrupted; {networks} networks are to do, what is done is kept, the same line goes on")  # fmt: skip
+        f"experiments.reproduce: interrupted; {cells} measurements are to do, what is done is kept, the same line goes on")  # fmt: skip
 
 
 def test_failed_networks_are_said_and_leave_their_claims_open(monkeypatch, capsys):
@@ -102,13 +102,13 @@ def test_failed_networks_are_said_and_leave_their_claims_open(monkeypatch, capsy
 
     monkeypatch.setattr(sweep, "run", failing)
     code, out, err = run("--only=6", monkeypatch, capsys)
-    assert code == 3 and "16 networks failed; the claims that need them are not run" in err
+    assert code == 3 and "16 measurements failed; the claims that need them are not run" in err
     assert "6. MLPs keep the topology [no change of shape]: not run" in out and "0 of 4 seeds are done: influence is not finite" in out
 
 
 @pytest.mark.slow
 def test_a_whole_run_measures_and_resumes(monkeypatch, capsys):
     code, out, err = run("--scale=small", monkeypatch, capsys)
-    assert code == 0 and out.count("not run") == 5, err
+    assert code == 0, err
     again, out_again, _ = run("--scale=small", monkeypatch, capsys)
     assert again == 0 and out_again == out
