@@ -42,7 +42,6 @@ def synthetic_lab(folder, scale, noise=0.02, seed=0):
                 values = dict(influence=profile_L, stderr=0 * profile_L, metrics=np.zeros(len(sweep.METRICS)))
                 into.write((*c.place, s), "done", **values, **(predicted if s == 0 else {}))
     n, length, seeds = scale.qwen2.layers, scale.length, scale.extra_seeds
-    averaging = np.mean(1 / np.arange(length // 2 + 1, length + 1))
     rows = [cesaro.profile(scale.swept_length, a) for a in outside.identity_strengths(scale.swept.layers)]
     extra = {
         "identity-swept": dict(profiles=np.array(rows)),

@@ -11,7 +11,14 @@ import numpy as np
 
 from lim import plot, profile
 from lim.claims.evidence import (
-    Evidence, fitted_row, holdable, log_ratio, mean_over_seeds, middle_over_mean, over_seeds, shape_distance,
+    Evidence,
+    fitted_row,
+    holdable,
+    log_ratio,
+    mean_over_seeds,
+    middle_over_mean,
+    over_seeds,
+    shape_distance,
 )  # fmt: skip
 from lim.claims.lab import Ensemble
 from lim.claims.outside import averaged_attention, identity_strengths, target_lengths
@@ -249,6 +256,8 @@ def agreement(lab) -> Evidence:
         if e.theory_L is not None:
             measures |= {
                 "kernel_spearman": ("Spearman, kernel theory", lambda p: profile.spearman(p, e.theory_L), False),
+                "behind": ("Spearman, the paper's operator less kernel theory",
+                           lambda p: profile.spearman(p, fit(p)) - profile.spearman(p, e.theory_L), False),
                 "kernel_median": ("kernel theory: median factor off, nothing fitted",
                                   lambda p: profile.log_distance(p, e.theory_L)[0], True),
                 "kernel_largest": ("kernel theory: largest factor off, nothing fitted",

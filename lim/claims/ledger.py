@@ -13,6 +13,7 @@ from lim.claims.evidence import SAME, TWICE, Evidence
 from lim.claims.lab import Lab
 from lim.verdict import Condition
 
+
 @dataclasses.dataclass(frozen=True)
 class Claim:
     """One row of the ledger.
@@ -231,8 +232,12 @@ CLAIMS = (
             condition
             for key, name in (("qwen2", "Qwen2"), ("gpt2", "GPT-2"))
             for condition in (
-                Condition(f"spearman_{key}", True, "0.985 rounds to the claimed 0.99",
-                          f"{name}: the rank correlation is {{spearman_{key}}}", low=0.985),
+                Condition(f"behind_{key}", True, "seeds' noise in a level valley caps every rank correlation, also that of the kernel theory, "
+                          "beside which 0.01 is what the claimed number is rounded to",
+                          f"{name}: the rank correlation is {{spearman_{key}}}, where that of the kernel theory is {{kernel_spearman_{key}}}",
+                          low=-0.01),
+                Condition(f"spearman_{key}", False, "0.985 rounds to the claimed 0.99",
+                          f"{name}: the rank correlation is {{spearman_{key}}} (that of the kernel theory {{kernel_spearman_{key}}})", low=0.985),
                 Condition(f"transport_{key}", False, "0.025 rounds to the claimed 0.02",
                           f"{name}: the scaled Wasserstein distance is {{transport_{key}}}", high=0.025),
                 Condition(f"median_{key}", False, "agreement in size: within 10 % at the median position",
@@ -292,7 +297,7 @@ CLAIMS = (
         (
             Condition("added", True, "a small effect in Cohen's terms, 0.2, is the least to be called a peak",
                       "training adds {added} units of scatter where documents begin ({trained} after {birth} at birth)", low=0.2),
-            Condition("score", True, "1.645 is 5 %, for every network: they share their windows, whose accidents only shuffles can judge",
+            Condition("score", True, "1.645 is 5 %: the networks share their windows, whose accidents only shuffles can judge",
                       "shuffled places show as large an effect in a share of {p} of cases", low=1.645),
             Condition("factor", False, "within 10 % of its neighbourhood is no difference, as at the ends",
                       "the peak stands only {factor} times above its neighbourhood", low=SAME),
