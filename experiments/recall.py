@@ -60,6 +60,7 @@ def define_flags():
     cli.define("profiles", cli.integer(1), 3, "of how many prompts in text the influence profile is measured")
     cli.define("probes", cli.integer(2), 4, "random directions that are pulled back for it")
     flags.DEFINE_string("out", None, "folder for figures and results.json; default runs/recall/FLAGS")
+    flags.adopt_module_key_flags(cli)
 
 
 def folder_of(args):
