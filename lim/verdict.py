@@ -1,4 +1,4 @@
-"""From numbers with errors to a verdict: conditions on statistics, fixed before the run, and how often chance would decide.
+"""From numbers with errors to a verdict: conditions on statistics, and how often chance would decide.
 
 A claim has a core, without which its words are not true, and a form: the formula or the number that it gives. It does
 not hold where the core fails, holds with a qualification where the form alone fails, and holds where both stand.
