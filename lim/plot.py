@@ -642,7 +642,9 @@ def place_figure(panels, *, xlabel="place of the pair in the context", title="",
         raise ValueError("panels: must hold at least one")
     with matplotlib.rc_context(STYLE):
         lines = _wrapped(caption, width - 0.2)
-        fig = Figure(figsize=(width, max(0.62 * width / len(panels), 2.6) + CAPTION_LINE * len(lines)), layout="constrained")
+        names = max(len(panel.curves) + (panel.floor is not None) for panel in panels)
+        height = max(0.62 * width / len(panels), 2.6) + 0.15 * math.ceil(names / 2) + CAPTION_LINE * len(lines)
+        fig = Figure(figsize=(width, height), layout="constrained")
         shown = None
         for ax, panel in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
             colors = (MEASURED, *PREDICTED)
@@ -660,7 +662,8 @@ def place_figure(panels, *, xlabel="place of the pair in the context", title="",
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
             if [*panel.curves] != shown:
-                ax.legend(fontsize=6.5)
+                # below the axis: over the curves it would hide some of them
+                ax.legend(fontsize=6.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
             shown = [*panel.curves]
         if title:
             fig.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold")

@@ -297,7 +297,8 @@ CLAIMS = (
         (
             Condition("added", True, "a small effect in Cohen's terms, 0.2, is the least to be called a peak",
                       "training adds {added} units of scatter where documents begin ({trained} after {birth} at birth)", low=0.2),
-            Condition("score", True, "1.645 is 5 %: the networks share their windows, whose accidents only shuffles can judge (they are averaged since a first run, "
+            Condition("score", True, "1.645 is 5 %: the networks share their windows, whose accidents only shuffles can judge "
+                      "(they are averaged since a first run, "
                       "whose rule asked it of each of them)",
                       "shuffled places show as large an effect in a share of {p} of cases", low=1.645),
             Condition("factor", False, "within 10 % of its neighbourhood is no difference, as at the ends",
