@@ -345,6 +345,7 @@ def workers(args):
 @contextlib.contextmanager
 def interruptible():
     """A polite kill (SIGTERM, as schedulers send it) ends the run as Ctrl-C does."""
+
     def interrupt(*_):
         raise KeyboardInterrupt
 

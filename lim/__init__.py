@@ -4,6 +4,8 @@
     decoder = lim.Decoder.at_birth(lim.Config.preset("small"), seed=0)
     measured = lim.influence(decoder, lim.random_tokens(decoder.config.vocab, 256, seed=0))
     print(lim.summarize(measured.influence_L))
+
+Axes of arrays stand in their names: influence_L has one number per position.
 """
 
 import jaxlib

@@ -144,19 +144,16 @@ _SMOLLM2 = Config("llama", layers=30, width=576, heads=9, kv_heads=3, head_dim=6
                   max_length=8192, norm_eps=1e-5, rope_theta=1e5, init_std=1 / 24)  # fmt: skip
 
 PRESETS = {
-    "small": Config("qwen2", layers=6, width=128, heads=4, kv_heads=2, head_dim=32, inner=384, vocab=4096,
-                    max_length=4096),  # fmt: skip
+    "small": Config("qwen2", layers=6, width=128, heads=4, kv_heads=2, head_dim=32, inner=384, vocab=4096, max_length=4096),  # fmt: skip
     "gpt2": _GPT2,
     "gpt2-medium": _GPT2.replace(layers=24, width=1024, heads=16, kv_heads=16, head_dim=64, inner=4096),
     "gpt2-large": _GPT2.replace(layers=36, width=1280, heads=20, kv_heads=20, head_dim=64, inner=5120),
     "gpt2-xl": _GPT2.replace(layers=48, width=1600, heads=25, kv_heads=25, head_dim=64, inner=6400),
     "qwen2-0.5b": _QWEN2,
     "qwen2-1.5b": _QWEN2.replace(layers=28, width=1536, heads=12, kv_heads=2, head_dim=128, inner=8960),
-    "qwen2-7b": _QWEN2.replace(layers=28, width=3584, heads=28, kv_heads=4, head_dim=128, inner=18944,
-                               vocab=152064, tied=False),  # fmt: skip
+    "qwen2-7b": _QWEN2.replace(layers=28, width=3584, heads=28, kv_heads=4, head_dim=128, inner=18944, vocab=152064, tied=False),  # fmt: skip
     "smollm2-135m": _SMOLLM2,
-    "smollm2-360m": _SMOLLM2.replace(layers=32, width=960, heads=15, kv_heads=5, head_dim=64, inner=2560,
-                                     init_std=0.02),  # fmt: skip
+    "smollm2-360m": _SMOLLM2.replace(layers=32, width=960, heads=15, kv_heads=5, head_dim=64, inner=2560, init_std=0.02),  # fmt: skip
 }
 
 

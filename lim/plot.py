@@ -109,9 +109,7 @@ def influence_figure(
     return fig
 
 
-def grid_figure(
-    cells, *, rows=None, cols=None, title="", caption="", ylabel=INFLUENCE, share_y=True, decades=6, width=7.0
-) -> Figure:
+def grid_figure(cells, *, rows=None, cols=None, title="", caption="", ylabel=INFLUENCE, share_y=True, decades=6, width=7.0) -> Figure:
     """Small multiples: a panel per cell, measured (± 1 standard error) and predicted, on shared axes.
 
     Over each panel stand its shape and the ratios of first and last position to the middle.
@@ -391,9 +389,7 @@ def _spaced(x, gap):
 # --- the figure around the panels -------------------------------------------------------------------------------------
 
 
-def _lay_out(
-    fig, axes, width, panel_height, *, left, right, between=0.0, gap=0.0, head=0.0, title, caption, lengths, ylabel
-):
+def _lay_out(fig, axes, width, panel_height, *, left, right, between=0.0, gap=0.0, head=0.0, title, caption, lengths, ylabel):
     """Sizes the figure around its panels, all in inches: strips for title, legend and `head` above, for words below."""
     handles, lines = _legend_handles(axes.flat), _wrapped(caption, width - 0.2)
     letters = [len(label) + 9 for label in handles]
@@ -527,9 +523,7 @@ def _check_cell(cell):
 # --- curves against a size --------------------------------------------------------------------------------------------
 
 
-def convergence_figure(
-    sizes, series, *, xlabel, ylabel, title="", caption="", yscale="linear", ticks=None, width=6.5
-) -> Figure:
+def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", yscale="linear", ticks=None, width=6.5) -> Figure:
     """Measured points with error bars, and what is predicted of them as lines, against a size on a logarithmic axis.
 
     Args:

@@ -87,7 +87,7 @@ class Condition:
 
     @property
     def part(self) -> str:
-        """"core" or "form"."""
+        """Which of the two it belongs to, "core" or "form"."""
         return "core" if self.core else "form"
 
     def threshold(self, statistics) -> str:

@@ -3,6 +3,8 @@
     python tests/grid_speed.py            # 240 cells of 2 shapes, shared; a few of them with a compilation each
     python tests/grid_speed.py --alone=240
     python tests/grid_speed.py --store=10000
+
+Each prints what it measured, a line a number.
 """
 
 import argparse

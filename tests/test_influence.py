@@ -33,10 +33,7 @@ def jacobian_norms(decoder, tokens_L, switches=Switches(), source=0, read=-1, ta
     structure, params = graphdef(decoder.config), params_of(decoder)
     switches = switches.check(decoder.config)
     jacobians = _jacobians(structure, params, jnp.asarray(tokens_L), switches, source, read, target)
-    return {
-        output: np.sqrt(np.sum(np.asarray(j, np.float64).reshape(-1, *j.shape[-2:]) ** 2, axis=(0, 2)))
-        for output, j in jacobians.items()
-    }
+    return {output: np.sqrt(np.sum(np.asarray(j, np.float64).reshape(-1, *j.shape[-2:]) ** 2, axis=(0, 2))) for output, j in jacobians.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -54,9 +51,7 @@ def _jacobians(structure, params, tokens_L, switches, source, read, target):
     return jax.jacrev(readout)(decoder.stream(decoder.embed(tokens_L, switches), switches, 0, source))
 
 
-@pytest.mark.parametrize(
-    "config, outputs", [(QWEN2, OUTPUTS), (GPT2, ["hidden", "logits"]), (LLAMA, ["logits"])], ids=lambda c: getattr(c, "family", None)
-)
+@pytest.mark.parametrize("config, outputs", [(QWEN2, OUTPUTS), (GPT2, ["hidden", "logits"]), (LLAMA, ["logits"])], ids=lambda c: getattr(c, "family", None))
 def test_every_output_equals_jacrev(config, outputs):
     for seed in (0, 1):
         decoder = birth(config, seed)

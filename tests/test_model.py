@@ -187,9 +187,7 @@ def test_norm_off_makes_the_linear_network_homogeneous():
 
 
 def test_mlp_off_leaves_no_trace_of_the_mlp():
-    _, (grads, _) = _logits_and_pullback(
-        graphdef(QWEN2), params_of(birth(QWEN2)), Switches(**defaults(QWEN2) | dict(mlp=[0.0, 1.0, 0.0])).check(QWEN2)
-    )
+    _, (grads, _) = _logits_and_pullback(graphdef(QWEN2), params_of(birth(QWEN2)), Switches(**defaults(QWEN2) | dict(mlp=[0.0, 1.0, 0.0])).check(QWEN2))
     for linear in ("gate", "up", "down"):
         assert [bool(np.any(g)) for g in grads["blocks"]["mlp"][linear]["kernel"]] == [False, True, False]
 

@@ -96,9 +96,7 @@ def test_bands_are_the_errors():
     fig = plot.influence_figure(measured_L, stderr_L=stderr_L, curves=curves, measured_label="seen")
     (ax,) = fig.axes
     assert len(ax.collections) == 3
-    for number, (centre_L, half_L) in enumerate(
-        [(measured_L, stderr_L), (predicted_L, 0.03 * predicted_L), (predicted_L, relative_L * predicted_L)]
-    ):
+    for number, (centre_L, half_L) in enumerate([(measured_L, stderr_L), (predicted_L, 0.03 * predicted_L), (predicted_L, relative_L * predicted_L)]):
         edges = {tuple(vertex) for vertex in band(ax, number)}
         for edge_L in (centre_L - half_L, centre_L + half_L):
             assert set(zip(plot.positions(64), edge_L)) <= edges
@@ -252,8 +250,7 @@ def test_ticks_thin_out_from_the_ends():
 
 def grid_cells(residuals=(0.0, 1.0), layers=(1, 6, 24), length=64):
     return [
-        plot.Cell(f"cell {r} {c}", u_profile(length, seed), 0.1 * u_profile(length), u_profile(length, seed + 50),
-                  dict(residual=r, layers=c))  # fmt: skip
+        plot.Cell(f"cell {r} {c}", u_profile(length, seed), 0.1 * u_profile(length), u_profile(length, seed + 50), dict(residual=r, layers=c))  # fmt: skip
         for seed, (r, c) in enumerate(itertools.product(residuals, layers))
     ]
 
@@ -343,9 +340,7 @@ def test_grid_of_several_lengths_ticks_each_panel():
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, magic", [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF"), ("A.PNG", b"\x89PNG")]
-)
+@pytest.mark.parametrize("name, magic", [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF"), ("A.PNG", b"\x89PNG")])
 def test_save_by_suffix_in_a_new_folder(tmp_path, name, magic):
     path = tmp_path / "new" / "folder" / name
     assert plot.save(plot.influence_figure(u_profile(64), title="t"), path) == path

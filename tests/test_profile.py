@@ -374,9 +374,7 @@ def test_compare_holds_them_all():
 
 # Whole numbers scaled by a power of two: ranks and ratios survive the scaling to the bit.
 whole_L = st.integers(2, 30).flatmap(lambda n: hnp.arrays(np.float64, n, elements=st.integers(0, 50).map(float)))
-pairs = st.integers(2, 30).flatmap(
-    lambda n: st.tuples(*[hnp.arrays(np.float64, n, elements=st.integers(0, 50).map(float))] * 2)
-)
+pairs = st.integers(2, 30).flatmap(lambda n: st.tuples(*[hnp.arrays(np.float64, n, elements=st.integers(0, 50).map(float))] * 2))
 power = st.integers(-40, 40).map(lambda k: 2.0**k)
 
 

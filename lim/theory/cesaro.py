@@ -141,10 +141,7 @@ def exact_row(length, strengths, *, layers=None) -> list[Fraction]:
     per_layer(layers, high=1, strengths=np.asarray(strengths, np.float64))
     a_H = [Fraction(a) for a in strengths] if np.ndim(strengths) else [Fraction(strengths)] * layers
     moments = [math.prod((1 - a + a / (m + 1) for a in a_H), start=Fraction(1)) for m in range(n)]
-    return [
-        math.comb(n - 1, k - 1) * sum((-1) ** m * math.comb(n - k, m) * moments[k - 1 + m] for m in range(n - k + 1))
-        for k in range(1, n + 1)
-    ]
+    return [math.comb(n - 1, k - 1) * sum((-1) ** m * math.comb(n - k, m) * moments[k - 1 + m] for m in range(n - k + 1)) for k in range(1, n + 1)]
 
 
 def log_coefficients(constant_H, linear_H) -> np.ndarray:

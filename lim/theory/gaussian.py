@@ -56,9 +56,7 @@ class Activation:
 
 SILU = Activation(gate=lambda u: u / 2, gate_slope=lambda u: 0.5)
 _ROOT = math.sqrt(2 / math.pi)
-GELU = Activation(
-    gate=lambda u: _ROOT * (u + 0.044715 * u**3), gate_slope=lambda u: _ROOT * (1 + 3 * 0.044715 * u**2)
-)
+GELU = Activation(gate=lambda u: _ROOT * (u + 0.044715 * u**3), gate_slope=lambda u: _ROOT * (1 + 3 * 0.044715 * u**2))
 
 
 def mean(f, variance) -> np.ndarray:
@@ -116,9 +114,7 @@ def hermite_coefficients(f, odd: bool, variance_L, correlation: float = 1.0) -> 
                 return np.stack(columns, axis=1), np.array(missing), second_L
         # √(k+1) h_{k+1} = ξ h_k - √k h_{k-1} for the orthonormal h_k = He_k/√k!
         previous, current = current, (nodes_Q * current - math.sqrt(order) * previous) / math.sqrt(order + 1)
-    raise ValueError(
-        f"variance={np.max(variance_L):.3g}: pairs of correlation {correlation:.6f} need more than {_MAX_ORDER} orders"
-    )
+    raise ValueError(f"variance={np.max(variance_L):.3g}: pairs of correlation {correlation:.6f} need more than {_MAX_ORDER} orders")
 
 
 def pair_mean(f, odd: bool, variance_L, correlation_LL) -> np.ndarray:

@@ -147,17 +147,13 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
         attention_stream_NL=attention_NL,
         mlp_stream_NL=mlp_NL,
         final_stream_L=final_L,
-        logit_variance=max(
-            float(np.max(_preactivation(config) * _scale(q_L, layer.norm, config) ** 2 * q_L)) ** 2
-            for layer, q_L in zip(layers, attention_NL)
-        ),
+        logit_variance=max(float(np.max(_preactivation(config) * _scale(q_L, layer.norm, config) ** 2 * q_L)) ** 2 for layer, q_L in zip(layers, attention_NL)),
     )
 
 
 def _too_far(consequence):
     return ValueError(
-        f"corrections=True: the logits vary too much for a theory of first order in their variance: {consequence}; "
-        "corrections=False takes attention as uniform"
+        f"corrections=True: the logits vary too much for a theory of first order in their variance: {consequence}; corrections=False takes attention as uniform"
     )
 
 
@@ -277,9 +273,7 @@ def _climb(config, layers, stream_LL):
 def _mean_square(stream_LL):
     q_L = np.diag(stream_LL).copy()
     if not (np.all(np.isfinite(q_L)) and q_L.min() > 1e-150 and q_L.max() < 1e150):
-        raise ValueError(
-            f"switches: the stream's mean square runs from {q_L.min():.3g} to {q_L.max():.3g}, beyond float64's reach"
-        )
+        raise ValueError(f"switches: the stream's mean square runs from {q_L.min():.3g} to {q_L.max():.3g}, beyond float64's reach")
     return q_L
 
 

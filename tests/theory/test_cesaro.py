@@ -81,9 +81,7 @@ def test_no_layers_and_no_strength_leave_the_readout_alone():
     np.testing.assert_array_equal(cesaro.profile(4, 1, layers=1), [0.25] * 4)
 
 
-@pytest.mark.parametrize(
-    "strengths", [[0.5] * 24, [1] * 24, [0.01] * 24, [1 / n for n in range(1, 25)], [0.9, 0.1, 0, 1]]
-)
+@pytest.mark.parametrize("strengths", [[0.5] * 24, [1] * 24, [0.01] * 24, [1 / n for n in range(1, 25)], [0.9, 0.1, 0, 1]])
 def test_profile_is_the_closed_form_in_exact_rationals(strengths):
     assert_close(cesaro.profile(48, strengths), cesaro.exact_row(48, strengths), layers=len(strengths))
 
