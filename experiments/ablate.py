@@ -118,8 +118,7 @@ def predictions(cell):
 
 def fitted(cell):
     """The paper's operator at its best constant strength: its name, and the profile in the measured one's units."""
-    causal = 1.0 if cell.switches.causal is None else cell.switches.causal
-    strength, fitted_L = paper.fit(profile.rms(cell.profiles_SL), cell.config.layers - cell.source, causal=causal)
+    strength, fitted_L = paper.fit(profile.rms(cell.profiles_SL), cell.config, cell.switches, source=cell.source)
     return f"paper, a fitted: {strength:.3f}", fitted_L
 
 

@@ -127,7 +127,7 @@ SWITCHES = tuple(field.name for field in dataclasses.fields(lim.Switches))
 def define_switches(lists=True):
     """One flag per switch, each an axis of the grid (`lists`) or one value."""
     for field in dataclasses.fields(lim.Switches):
-        read, help = functools.partial(read_switch, field.name), f"{field.metadata['doc']}: on, off or a number"
+        read, help = functools.partial(read_switch, field.name), f"{field.metadata['doc']}: {', '.join(field.metadata['words'])} or a number"
         if lists:
             define_axis(field.name, read, help)
         else:

@@ -154,12 +154,11 @@ def main(args):
         print(cli.table(["layer", "strength", "first token"], [
             [n + 1, f"{a:.3f}", f"{f:.3f}"] for n, (a, f) in enumerate(zip(np.mean([r.strengths_N for r in rolled], axis=0),
                                                                        np.mean([r.first_token_N for r in rolled], axis=0)))]))  # fmt: skip
-    causal = 1.0 if switches.causal is None else switches.causal
-    strength, fitted_L = paper.fit(shown_L, config.layers - args.source, causal=causal)
+    strength, fitted_L = paper.fit(shown_L, config, switches, source=args.source)
     curves[f"paper's operator, a fitted: {strength:.3f}"] = fitted_L
     for each, (profiles, _) in runs.items():
         combined_L, _ = combine(profiles, each == "at birth")
-        a, fit_L = paper.fit(combined_L, config.layers - args.source, causal=causal)
+        a, fit_L = paper.fit(combined_L, config, switches, source=args.source)
         comparisons.append([each, f"paper's operator, fitted a={a:.3f}", *distances(profiles, fit_L, True, each == "at birth")])
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions")
     print(cli.table(["network", "prediction", "Spearman", "median", "max"], comparisons))

@@ -14,6 +14,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 # Finite, so that a masked score never makes inf - inf in a pullback; exp of it is exactly 0 beside any real score.
@@ -23,39 +24,58 @@ KEPT = "kept"
 TILE = 256  # rows and sources: large enough for fast products, small enough that a tile stays in the cache
 
 
-def admitted(rows_Q, length, causal=None, window=None, dtype=jnp.float32):
-    """Weight w_QS of each source position before normalisation: 1 up to the row, 1 - causal beyond it.
+def slopes(heads: int) -> np.ndarray:
+    """ALiBi's slopes, one per query head: 2^(-8n/heads), n = 1…heads, for a power of two (Press et al., 2022, arXiv:2108.12409).
 
-    With `causal` None the weight beyond the row is 0, and with a `window` also that of all but the last `window`
-    positions up to the row. Rows of w divided by their sums are the averaging matrix M.
+    Other numbers of heads take those of the next smaller power of two, then every other one of the next larger.
     """
-    return _weights(rows_Q[:, None], jnp.arange(length)[None, :], causal, window).astype(dtype)
+    power = 2 ** int(math.log2(heads))
+    first = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    between = 2.0 ** (-4 * np.arange(1, 2 * power, 2) / power)
+    return np.concatenate([first, between[: heads - power]])
 
 
-def _weights(rows, sources, causal, window):
-    past = rows >= sources
+def log_admitted(rows, sources, slope=None, *, causal=None, window=None, prefix=None, alibi=None):
+    """ln w of the weight of each source before normalisation, and softmax's scores: `MASKED` where w is 0.
+
+    w is 1 from the row back, 1 - causal beyond it (0 for None), 0 at a distance of `window` or more, and 1 at the first `prefix`
+    positions in any case. All of it falls with distance by exp(-alibi·slope·|row - source|). Rows of w divided by their sums are
+    the averaging matrix M.
+
+    Args:
+      rows, sources: positions, of shapes that broadcast.
+      slope: of each head, likewise; for `alibi`.
+      causal, window, prefix, alibi: numbers of `Switches`, or None.
+    """
+    ahead = MASKED
+    if causal is not None:  # both branches finite, so that the derivative by `causal` is too
+        ahead = jnp.where(causal < 1, jnp.log(jnp.where(causal < 1, 1 - causal, 1)), MASKED)
+    log_w = jnp.where(rows >= sources, 0.0, ahead)
     if window is not None:
-        past &= rows - sources < window
-    return jnp.where(past, 1.0, 0.0 if causal is None else 1 - causal)
+        log_w = jnp.where(abs(rows - sources) < window, log_w, MASKED)
+    if prefix is not None:
+        log_w = jnp.where(sources < prefix, 0.0, log_w)
+    if alibi is not None:
+        log_w = log_w - alibi * slope * abs(rows - sources)
+    return log_w
 
 
-def attention_weights(q_QKGE, k_SKE, rows_Q, *, causal=None, uniform=None, score_path=None, window=None):
+def attention_weights(q_QKGE, k_SKE, rows_Q, *, uniform=None, score_path=None, **mask):
     """What each query row attends to, [K, G, Q, S]; the arguments are those of `attend`."""
-    w_QS = admitted(rows_Q, len(k_SKE), causal, window, q_QKGE.dtype)
-    scores_KGQS = jnp.einsum("QKGE,SKE->KGQS", q_QKGE, k_SKE) * q_QKGE.shape[-1] ** -0.5
+    _, kv_heads, group, width = q_QKGE.shape
+    slope_KG = slopes(kv_heads * group).reshape(kv_heads, group, 1, 1)
+    log_w_KGQS = log_admitted(rows_Q[:, None], jnp.arange(len(k_SKE)), slope_KG, **mask).astype(q_QKGE.dtype)
+    scores_KGQS = jnp.einsum("QKGE,SKE->KGQS", q_QKGE, k_SKE) * width**-0.5
     if score_path is not None:
         still = jax.lax.stop_gradient(scores_KGQS)
         scores_KGQS = still + score_path * (scores_KGQS - still)
-    # log(w) with both branches finite, so that the pullback to `causal` is too.
-    bias_QS = jnp.where(w_QS > 0, jnp.log(jnp.where(w_QS > 0, w_QS, 1)), MASKED)
-    weights_KGQS = jax.nn.softmax(jnp.where(w_QS > 0, scores_KGQS + bias_QS, MASKED), axis=-1)
+    weights_KGQS = jax.nn.softmax(scores_KGQS + log_w_KGQS, axis=-1)
     if uniform is not None:
-        mean_QS = w_QS / w_QS.sum(-1, keepdims=True)
-        weights_KGQS = uniform * mean_QS + (1 - uniform) * weights_KGQS
+        weights_KGQS = uniform * jax.nn.softmax(log_w_KGQS, axis=-1) + (1 - uniform) * weights_KGQS
     return weights_KGQS
 
 
-def attend(q_QKGE, k_SKE, v_SKE, rows_Q=None, *, causal=None, uniform=None, score_path=None, window=None, tile=TILE):
+def attend(q_QKGE, k_SKE, v_SKE, rows_Q=None, *, uniform=None, score_path=None, tile=TILE, **mask):
     """Softmax attention of some query rows over all source positions.
 
     Args:
@@ -63,43 +83,41 @@ def attend(q_QKGE, k_SKE, v_SKE, rows_Q=None, *, causal=None, uniform=None, scor
       k_SKE, v_SKE: keys and values of every position.
       rows_Q: positions of the query rows, whose weights are then held whole; None for every position in order, which
         goes tile by tile.
-      causal, uniform, score_path: traced numbers of `Switches` (`uniform_attention` for uniform), or None. Tile by tile
-        they have no derivative: asking for one is refused.
-      window: how many positions a row attends to, itself included, or None for all before it; only with causal=None.
+      uniform, score_path: traced numbers of `Switches` (`uniform_attention` for uniform), or None. Tile by tile neither they nor
+        those of the mask have a derivative: asking for one is refused.
       tile: rows and sources per tile.
+      **mask: `causal`, `window`, `prefix` and `alibi` of `Switches`, numbers or None, as `log_admitted` takes them.
 
     Returns:
       The mixed values, [Q, K, G, E].
 
     Raises:
-      ValueError: a window beside a number for causal, or a derivative by one of the numbers tile by tile.
+      ValueError: a derivative by one of the numbers tile by tile.
     """
-    if window is not None and causal is not None:
-        raise ValueError(f"window={window}: needs causal=None")
-    numbers = dict(causal=causal, uniform=uniform, score_path=score_path)
     if rows_Q is not None:
-        weights_KGQS = attention_weights(q_QKGE, k_SKE, rows_Q, window=window, **numbers)
+        weights_KGQS = attention_weights(q_QKGE, k_SKE, rows_Q, uniform=uniform, score_path=score_path, **mask)
         return jnp.einsum("KGQS,SKE->QKGE", weights_KGQS, v_SKE)
-    return _tiled(window, tile, q_QKGE, k_SKE, v_SKE, numbers)
+    numbers = dict(uniform=uniform, score_path=score_path, mask=mask)
+    return _tiled(tile, q_QKGE, k_SKE, v_SKE, jax.tree.map(lambda number: jnp.asarray(number, q_QKGE.dtype), numbers))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _tiled(window, tile, q_QKGE, k_SKE, v_SKE, numbers):
-    return _forward(window, tile, q_QKGE, k_SKE, v_SKE, numbers)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tiled(tile, q_QKGE, k_SKE, v_SKE, numbers):
+    return _forward(tile, q_QKGE, k_SKE, v_SKE, numbers)[0]
 
 
-def _tiled_vjp(window, tile, q_QKGE, k_SKE, v_SKE, numbers):
-    if any(number.perturbed for number in numbers.values() if number is not None):
-        names = [name for name, number in numbers.items() if number is not None and number.perturbed]
+def _tiled_vjp(tile, q_QKGE, k_SKE, v_SKE, numbers):
+    named = dict(numbers["mask"], uniform=numbers["uniform"], score_path=numbers["score_path"])
+    if names := [name for name, number in named.items() if number is not None and number.perturbed]:
         raise ValueError(f"{', '.join(names)}: no derivative tile by tile; give rows_Q=jnp.arange(L) for the plain form, which has one")
-    return _forward(window, tile, *jax.tree.map(lambda p: p.value, (q_QKGE, k_SKE, v_SKE, numbers)))
+    return _forward(tile, *jax.tree.map(lambda p: p.value, (q_QKGE, k_SKE, v_SKE, numbers)))
 
 
 class _Tiles:
     """How a sequence falls into equal tiles, and which weights each holds. Padding comes last."""
 
-    def __init__(self, length, window, tile, causal):
-        self.length, self.window, self.causal = length, window, causal
+    def __init__(self, length, tile, mask):
+        self.length, self.mask = length, mask
         self.count = math.ceil(length / tile)
         self.size = math.ceil(length / self.count)
 
@@ -118,39 +136,30 @@ class _Tiles:
 
     def sources_of(self, t):
         """First and last-plus-one tile of sources that tile t of rows attends to."""
-        if self.causal is not None:
+        causal, window, prefix = (self.mask.get(name) for name in ("causal", "window", "prefix"))
+        if causal is not None:
             return 0, self.count
-        if self.window is None:
-            return 0, t + 1
-        return jnp.maximum(t * self.size - self.window + 1, 0) // self.size, t + 1
+        first, stop = 0, t + 1
+        if window is not None:
+            first = (jnp.maximum(t * self.size - window + 1, 0) // self.size).astype(int)
+        if prefix is not None:
+            first = jnp.where(prefix > 0, 0, first)
+            stop = jnp.clip(jnp.ceil(prefix / self.size).astype(int), stop, self.count)
+        return first, stop
 
-    def weights(self, t, s, group):
-        """w of the rows of tile t and the sources of tile s, [S, M]."""
+    def log_weights(self, t, s, kv_heads, group):
+        """ln w of the rows of tile t and the sources of tile s, [K, S, M], or [S, M] where heads share it."""
         rows_M = t * self.size + jnp.tile(jnp.arange(self.size), group)
         sources_S = (s * self.size + jnp.arange(self.size))[:, None]
-        return jnp.where(sources_S < self.length, _weights(rows_M, sources_S, self.causal, self.window), 0)
-
-    def counts(self, t, group):
-        """Σ_S w of the rows of tile t, [M]."""
-        rows_M = t * self.size + jnp.tile(jnp.arange(self.size), group)
-        if self.causal is not None:
-            return rows_M + 1 + (1 - self.causal) * (self.length - 1 - rows_M)
-        return rows_M + 1 if self.window is None else jnp.minimum(rows_M + 1, self.window)
+        slope_KSM = jnp.repeat(slopes(kv_heads * group).reshape(kv_heads, 1, group), self.size, axis=-1)
+        return jnp.where(sources_S < self.length, log_admitted(rows_M, sources_S, slope_KSM, **self.mask), MASKED)
 
 
-def _scores(q_KME, k_KSE, w_SM, causal):
-    """log(w exp(k·q)), [K, S, M]."""
-    scores_KSM = jnp.einsum("KSE,KME->KSM", k_KSE, q_KME)
-    if causal is not None:  # otherwise w is 0 or 1
-        scores_KSM += jnp.log(jnp.where(w_SM > 0, w_SM, 1))
-    return jnp.where(w_SM > 0, scores_KSM, MASKED)
-
-
-def _forward(window, tile, q_QKGE, k_SKE, v_SKE, numbers):
+def _forward(tile, q_QKGE, k_SKE, v_SKE, numbers):
     """The mixed values, and what the pullback needs."""
-    length, _, group, width = q_QKGE.shape
+    length, kv_heads, group, width = q_QKGE.shape
     uniform = numbers["uniform"]
-    tiles = _Tiles(length, window, tile, numbers["causal"])
+    tiles = _Tiles(length, tile, numbers["mask"])
     q_TKME = tiles.split(q_QKGE * width**-0.5)
     k_TKSE, v_TKSE = tiles.split(k_SKE[:, :, None]), tiles.split(v_SKE[:, :, None])
 
@@ -158,28 +167,31 @@ def _forward(window, tile, q_QKGE, k_SKE, v_SKE, numbers):
         q_KME = q_TKME[t]
 
         def mix(s, carry):
-            largest_KM, sum_KM, mixed_KEM, mean_KEM = carry
-            w_SM = tiles.weights(t, s, group).astype(q_KME.dtype)
-            scores_KSM = _scores(q_KME, k_TKSE[s], w_SM, tiles.causal)
+            largest_KM, sum_KM, mixed_KEM, count_KM, mean_KEM = carry
+            log_w_KSM = tiles.log_weights(t, s, kv_heads, group).astype(q_KME.dtype)
+            scores_KSM = jnp.einsum("KSE,KME->KSM", k_TKSE[s], q_KME) + log_w_KSM
             new_KM = jnp.maximum(largest_KM, scores_KSM.max(1))
             weights_KSM = jnp.exp(scores_KSM - new_KM[:, None])
             shrink_KM = jnp.exp(largest_KM - new_KM)
             sum_KM = sum_KM * shrink_KM + weights_KSM.sum(1)
             mixed_KEM = mixed_KEM * shrink_KM[:, None] + jnp.einsum("KSE,KSM->KEM", v_TKSE[s], weights_KSM)
             if uniform is not None:
-                mean_KEM += jnp.einsum("KSE,SM->KEM", v_TKSE[s], w_SM)
-            return new_KM, sum_KM, mixed_KEM, mean_KEM
+                w_KSM = jnp.broadcast_to(jnp.exp(log_w_KSM), scores_KSM.shape)
+                count_KM += w_KSM.sum(1)
+                mean_KEM += jnp.einsum("KSE,KSM->KEM", v_TKSE[s], w_KSM)
+            return new_KM, sum_KM, mixed_KEM, count_KM, mean_KEM
 
         zeros_KM, zeros_KEM = jnp.zeros_like(q_KME[:, :, 0]), jnp.zeros_like(q_KME.swapaxes(1, 2))
-        start = zeros_KM + MASKED, zeros_KM, zeros_KEM, None if uniform is None else zeros_KEM
-        largest_KM, sum_KM, mixed_KEM, mean_KEM = jax.lax.fori_loop(*tiles.sources_of(t), mix, start)
+        start = zeros_KM + MASKED, zeros_KM, zeros_KEM, *((None, None) if uniform is None else (zeros_KM, zeros_KEM))
+        largest_KM, sum_KM, mixed_KEM, count_KM, mean_KEM = jax.lax.fori_loop(*tiles.sources_of(t), mix, start)
         mixed_KEM = softmax_KEM = mixed_KEM / sum_KM[:, None]
         if uniform is not None:
-            mixed_KEM = uniform * mean_KEM / tiles.counts(t, group) + (1 - uniform) * softmax_KEM
-        return mixed_KEM.swapaxes(1, 2), softmax_KEM.swapaxes(1, 2), largest_KM + jnp.log(sum_KM)
+            count_KM = jnp.where(count_KM > 0, count_KM, 1)  # a row of the padding may see nothing but padding
+            mixed_KEM = uniform * mean_KEM / count_KM[:, None] + (1 - uniform) * softmax_KEM
+        return mixed_KEM.swapaxes(1, 2), softmax_KEM.swapaxes(1, 2), largest_KM + jnp.log(sum_KM), count_KM
 
-    mixed_TKME, softmax_TKME, log_sum_TKM = jax.lax.map(row_tile, jnp.arange(tiles.count))
-    kept = checkpoint_name((q_TKME, k_TKSE, v_TKSE, softmax_TKME, log_sum_TKM), KEPT)
+    mixed_TKME, softmax_TKME, log_sum_TKM, count_TKM = jax.lax.map(row_tile, jnp.arange(tiles.count))
+    kept = checkpoint_name((q_TKME, k_TKSE, v_TKSE, softmax_TKME, log_sum_TKM, count_TKM), KEPT)
     return tiles.join(mixed_TKME, group), (*kept, numbers, length)
 
 
@@ -195,11 +207,11 @@ def _tile_pullback(weights_KSM, softmax_KSM, q_KME, k_KSE, v_KSE, ct_KME, expect
 _tile_pullback_in_turn = jax.custom_batching.sequential_vmap(_tile_pullback)
 
 
-def _pullback(window, tile, kept, ct_QKGE):
-    q_TKME, k_TKSE, v_TKSE, softmax_TKME, log_sum_TKM, numbers, length = kept
-    _, _, group, width = ct_QKGE.shape
+def _pullback(tile, kept, ct_QKGE):
+    q_TKME, k_TKSE, v_TKSE, softmax_TKME, log_sum_TKM, count_TKM, numbers, length = kept
+    _, kv_heads, group, width = ct_QKGE.shape
     uniform, score_path = numbers["uniform"], numbers["score_path"]
-    tiles = _Tiles(length, window, tile, numbers["causal"])
+    tiles = _Tiles(length, tile, numbers["mask"])
     one_tile = _tile_pullback_in_turn if jax.default_backend() == "cpu" else _tile_pullback
     ct_TKME = tiles.split(ct_QKGE)
     through_scores = 1.0 if uniform is None else 1 - uniform
@@ -212,10 +224,11 @@ def _pullback(window, tile, kept, ct_QKGE):
 
         def pull(s, carry):
             q_ct_KEM, k_ct_TKSE, v_ct_TKSE = carry
-            w_SM = tiles.weights(t, s, group).astype(q_KME.dtype)
-            weights_KSM = softmax_KSM = jnp.exp(_scores(q_KME, k_TKSE[s], w_SM, tiles.causal) - log_sum_TKM[t][:, None])
+            log_w_KSM = tiles.log_weights(t, s, kv_heads, group).astype(q_KME.dtype)
+            scores_KSM = jnp.einsum("KSE,KME->KSM", k_TKSE[s], q_KME) + log_w_KSM
+            weights_KSM = softmax_KSM = jnp.exp(scores_KSM - log_sum_TKM[t][:, None])
             if uniform is not None:
-                weights_KSM = uniform * w_SM / tiles.counts(t, group) + (1 - uniform) * softmax_KSM
+                weights_KSM = uniform * jnp.exp(log_w_KSM) / count_TKM[t][:, None] + (1 - uniform) * softmax_KSM
             q_KEM, k_KSE, v_KSE = one_tile(weights_KSM, softmax_KSM, q_KME, k_TKSE[s], v_TKSE[s], ct_KME, expected_KM)
             return q_ct_KEM + q_KEM, k_ct_TKSE.at[s].add(k_KSE), v_ct_TKSE.at[s].add(v_KSE)
 

@@ -79,7 +79,8 @@ class Attention(nnx.Module):
 
 def attention_switches(switches):
     """The switches that act inside attention, as `lim.attention` names them."""
-    return dict(causal=switches.causal, uniform=switches.uniform_attention, score_path=switches.score_path)
+    mask = dict(causal=switches.causal, window=switches.window, prefix=switches.prefix, alibi=switches.alibi)
+    return dict(mask, uniform=switches.uniform_attention, score_path=switches.score_path)
 
 
 def _swiglu(gate, up):
@@ -160,7 +161,11 @@ class Decoder(nnx.Module):
 
     `Decoder(config, nnx.Rngs(0))` works as for any NNX module; `Decoder.at_birth(config, seed)` gives the same bits
     on every call, alone or batched, because it draws the weights inside one compiled function.
+
+    A subclass with a `Block` of its own is another architecture; what takes a decoder, `lim.influence` say, takes it.
     """
+
+    Block = Block
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         self.config = config
@@ -172,7 +177,7 @@ class Decoder(nnx.Module):
         @nnx.split_rngs(splits=config.layers)
         @nnx.vmap(in_axes=(0,), out_axes=0)
         def stacked(rngs):
-            return Block(config, rngs)
+            return self.Block(config, rngs)
 
         self.blocks = stacked(rngs)
         self.final_norm = _norm(config, rngs)
@@ -186,8 +191,8 @@ class Decoder(nnx.Module):
         float64 needs `jax.config.update("jax_enable_x64", True)`; its draws then are those of float32, and the network
         computes in float64: for profiles that span more than float32's 38 decades.
         """
-        params = birth_params(config, jax.random.key(seed))
-        return from_params(config, jax.tree.map(lambda v: v.astype(dtype), params))
+        params = birth_params(config, jax.random.key(seed), cls)
+        return from_params(config, jax.tree.map(lambda v: v.astype(dtype), params), cls)
 
     @classmethod
     def from_pretrained(cls, source) -> "Decoder":
@@ -267,19 +272,19 @@ def graphdef(config: Config):
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[0]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def birth_params(config: Config, key):
-    """Fresh weights as a pure tree, from a typed PRNG key; vmap it over keys for several seeds."""
-    return params_of(Decoder(config, nnx.Rngs(key)))
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def birth_params(config: Config, key, kind=Decoder):
+    """Fresh weights of a kind of Decoder as a pure tree, from a typed PRNG key; vmap it over keys for several seeds."""
+    return params_of(kind(config, nnx.Rngs(key)))
 
 
-def from_params(config: Config, params) -> Decoder:
-    """A Decoder with these weights, a tree as `birth_params` makes it.
+def from_params(config: Config, params, kind=Decoder) -> Decoder:
+    """A Decoder, or a subclass of it, with these weights, a tree as `birth_params` makes it.
 
     Not `nnx.merge`, whose reference cycles keep the weights until the garbage collector happens to come by: over seeds of
     a large model, gigabytes.
     """
-    decoder = nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
+    decoder = nnx.eval_shape(lambda: kind(config, nnx.Rngs(0)))
     nnx.update(decoder, params)
     return decoder
 

@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+WHOLE = 2.0**24  # a window of so many positions is none: float32 counts no further
 
-def _switch(low, high, default, doc):
-    return dataclasses.field(default=None, metadata=dict(low=low, high=high, default=default, doc=doc))
+
+def _switch(low, high, default, doc, words=None, count=False):
+    words = {"on": 1.0, "off": 0.0} if words is None else words
+    return dataclasses.field(default=None, metadata=dict(low=low, high=high, default=default, doc=doc, words=words, count=count))
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +32,12 @@ class Switches:
       alpha: convex mixing: x ← (1-alpha)·x + alpha·f(x). Excludes `residual`.
       mlp: blends the MLP sub-block in (1) and out (0: the stream passes it untouched, skip weight and all).
       norm: blends each norm with the identity, n·norm(x) + (1-n)·x; the final norm follows the last layer's value.
-      uniform_attention: blends the attention weights (0) with the plain average over what the mask admits (1).
+      uniform_attention: blends the attention weights (0) with the plain average over what the mask admits (1), as `alibi` weighs it.
+      window: how many positions a row attends to, itself included, counted back (and ahead where `causal` is below 1).
+      prefix: how many positions at the start every row attends to, whatever causal and window say: a prefix language model's, or
+        with a window the sinks that it keeps.
+      alibi: scales ALiBi's slopes: a position weighs exp(-alibi·slope·distance) before normalisation, slope by head
+        (`lim.attention.slopes`); 0 leaves it out.
       score_path: scales gradients through the attention weights; 0 leaves the value pathway alone. Values do not change.
     """
 
@@ -37,9 +45,12 @@ class Switches:
     positions: jax.Array | float | None = _switch(0, math.inf, 1.0, "scale of the learned position embedding")
     causal: jax.Array | float | None = _switch(0, 1, 1.0, "causal mask (on) or full attention (off)")
     residual: jax.Array | float | None = _switch(0, math.inf, 1.0, "weight of the skip, branch at 1")
-    alpha: jax.Array | float | None = _switch(0, 1, None, "skip at 1-alpha, branch at alpha")
+    alpha: jax.Array | float | None = _switch(0, 1, None, "skip at 1-alpha, branch at alpha", words=dict(off=0.0))
     mlp: jax.Array | float | None = _switch(0, 1, 1.0, "MLP sub-blocks")
     norm: jax.Array | float | None = _switch(0, 1, 1.0, "norms")
+    window: jax.Array | float | None = _switch(1, WHOLE, WHOLE, "positions a row attends to", words=dict(off=WHOLE), count=True)
+    prefix: jax.Array | float | None = _switch(0, WHOLE, 0.0, "first positions that every row attends to", words=dict(off=0.0), count=True)
+    alibi: jax.Array | float | None = _switch(0, math.inf, 0.0, "scale of ALiBi's slopes")
     uniform_attention: jax.Array | float | None = _switch(0, 1, 0.0, "exact averaging in place of softmax")
     score_path: jax.Array | float | None = _switch(0, 1, 1.0, "gradients through the attention weights")
 
@@ -56,7 +67,7 @@ class Switches:
                 continue
             if isinstance(value, (str, bool)):
                 raise ValueError(f"{field.name}={value!r}: must be a number (Switches.parse reads words)")
-            allowed = _allowed(field)
+            allowed = _allowed(field, "numbers")
             if isinstance(value, jax.core.Tracer):
                 number, shape = value, jnp.shape(value)
             else:
@@ -65,8 +76,9 @@ class Switches:
                 except (TypeError, ValueError):
                     raise ValueError(f"{field.name}={value!r}: must be a number, or one per layer") from None
                 shape, (low, high) = number.shape, (field.metadata["low"], field.metadata["high"])
-                if not (np.all(np.isfinite(number)) and np.all((low <= number) & (number <= high))):
-                    raise ValueError(f"{field.name}={value}: allowed are numbers {allowed}")
+                whole = not field.metadata["count"] or np.all(np.floor(number) == number)
+                if not (np.all(np.isfinite(number)) and np.all((low <= number) & (number <= high)) and whole):
+                    raise ValueError(f"{field.name}={value}: allowed are {allowed}")
             if shape not in ((), (config.layers,)) or (shape and field.name == "positions"):
                 per_layer = "" if field.name == "positions" else f", or one for each of the {config.layers} layers"
                 raise ValueError(f"{field.name} has shape {shape}: give one number{per_layer}")
@@ -98,17 +110,19 @@ class Switches:
           ValueError: names the switch, the text and what is allowed.
         """
         field = {f.name: f for f in dataclasses.fields(cls)}[name]
-        words = {"off": 0.0} if name == "alpha" else {"on": 1.0, "off": 0.0}
-        allowed = f"{', '.join(words)} or a number {_allowed(field)}"
+        words = field.metadata["words"]
+        allowed = f"{', '.join(words)} or a {_allowed(field, 'number')}"
         try:
             value = words[text] if text in words else float(text)
         except ValueError:
             raise ValueError(f"{name}={text!r}: allowed are {allowed}") from None
-        if not (math.isfinite(value) and field.metadata["low"] <= value <= field.metadata["high"]):
+        whole = not field.metadata["count"] or value % 1 == 0
+        if not (math.isfinite(value) and field.metadata["low"] <= value <= field.metadata["high"] and whole):
             raise ValueError(f"{name}={text!r}: allowed are {allowed}")
         return value
 
 
-def _allowed(field) -> str:
+def _allowed(field, noun) -> str:
     low, high = field.metadata["low"], field.metadata["high"]
-    return f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+    noun = f"whole {noun}" if field.metadata["count"] else noun
+    return f"{noun} of at least {low}" if high in (math.inf, WHOLE) else f"{noun} from {low} to {high}"

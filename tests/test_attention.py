@@ -1,6 +1,7 @@
 """Attention tile by tile against the plain form in float64, whose weights stand there whole."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from lim import attention
-from lim.attention import admitted, attend
+from lim.attention import attend, log_admitted, slopes
 
 K, G, E = 2, 3, 8
 # Scores reach some 20, and exp magnifies their rounding as much: 20·2^-24, a few times over along the way.
@@ -37,28 +38,32 @@ def close(tiled, whole):
         assert np.abs(a - b).max() <= TOLERANCE * largest
 
 
-@functools.partial(jax.jit, static_argnames=("tile", "window"))
-def both(numbers, *arrays, tile, window=None):
+@functools.partial(jax.jit, static_argnames="tile")
+def both(numbers, *arrays, tile):
     """Values and pullbacks tile by tile, or of the plain form where tile is None."""
-    options = dict(window=window, **numbers)
-    return pulled(plain(**options) if tile is None else lambda q, k, v: attend(q, k, v, tile=tile, **options), *arrays)
+    return pulled(plain(**numbers) if tile is None else lambda q, k, v: attend(q, k, v, tile=tile, **numbers), *arrays)
 
 
 NUMBERS = [dict(causal=c, uniform=u, score_path=s) for c, u, s in
            [(1, 0, 1), (0, 0, 1), (0.3, 0, 1), (1, 1, 1), (1, 0.4, 1), (1, 0, 0), (0.6, 0.2, 0.7)]]  # fmt: skip
+# without causal, which would visit every tile; of one structure, so that two compilations serve them all
+REST = dict(window=2**24, prefix=0, alibi=0, uniform=0, score_path=1)
+MASKS = [dict(window=9), *(REST | numbers for numbers in (
+    dict(window=1, uniform=0.5), dict(window=21, score_path=0.3), {}, dict(prefix=13), dict(prefix=99), dict(window=7, prefix=10, uniform=0.4),
+    dict(alibi=1, uniform=0.3), dict(window=12, alibi=0.5), dict(window=11, prefix=5, alibi=2, uniform=0.6, score_path=0.5))),
+    dict(REST, causal=0.3, window=11, prefix=5, alibi=2, uniform=0.6, score_path=0.5)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "length, tile, window, numbers",
-    [(50, 8, None, {}), *((50, 8, None, numbers) for numbers in NUMBERS), (50, 8, 9, {}), (50, 8, 1, dict(uniform=0.5)),
-     (50, 8, 21, dict(score_path=0.3)), (1, 4, None, NUMBERS[-1]), (16, 8, None, NUMBERS[-1]), (50, 64, None, NUMBERS[-1])],
-)  # fmt: skip
-def test_tiles_equal_the_whole(length, tile, window, numbers):
+    "length, tile, numbers",
+    [(50, 8, {}), *((50, 8, numbers) for numbers in NUMBERS + MASKS), (1, 4, NUMBERS[-1]), (16, 8, NUMBERS[-1]), (50, 64, NUMBERS[-1])],
+)
+def test_tiles_equal_the_whole(length, tile, numbers):
     numbers = {name: np.float32(number) for name, number in numbers.items()}
-    tiled = both(numbers, *inputs(length), tile=tile, window=window)
+    tiled = both(numbers, *inputs(length), tile=tile)
     with jax.enable_x64(True):
         wide = {name: np.float64(number) for name, number in numbers.items()}
-        whole = both(wide, *(np.asarray(x, np.float64) for x in inputs(length)), tile=None, window=window)
+        whole = both(wide, *(np.asarray(x, np.float64) for x in inputs(length)), tile=None)
     close(tiled, whole)
 
 
@@ -83,9 +88,38 @@ def test_no_array_holds_every_pair():
     assert "400,400" in whole and "400,400" not in text
 
 
-def test_weights_outside_the_window_are_zero():
-    w_QS = admitted(jnp.arange(6), 6, window=2)
-    np.testing.assert_array_equal(w_QS, np.eye(6) + np.eye(6, k=-1))
+def literal(length, causal=1.0, window=math.inf, prefix=0, alibi=0.0, slope=0.0):
+    """w of every row and source, from the words of `Switches`, in loops."""
+    w_QS = np.zeros((length, length))
+    for row in range(length):
+        for source in range(length):
+            distance = abs(row - source)
+            weight = (1.0 if source <= row else 1 - causal) if distance < window else 0.0
+            w_QS[row, source] = (1.0 if source < prefix else weight) * math.exp(-alibi * slope * distance)
+    return w_QS
+
+
+@pytest.mark.parametrize("numbers", [{}, dict(causal=0.0), dict(causal=0.25), dict(window=2), dict(causal=0.5, window=3), dict(prefix=4),
+                                     dict(window=2, prefix=3), dict(alibi=1.5), dict(causal=0.0, window=4, prefix=1, alibi=0.5)], ids=str)  # fmt: skip
+def test_what_is_admitted(numbers):
+    positions_L = jnp.arange(7)
+    log_w_QS = log_admitted(positions_L[:, None], positions_L, 0.5, **numbers)
+    np.testing.assert_allclose(np.exp(log_w_QS), literal(7, slope=0.5, **numbers), rtol=1e-6)
+
+
+def test_a_window_costs_what_it_shows():
+    """Tiles behind the window are not visited: what stands there may be not a number."""
+    q, k, v, _ = inputs(64)
+    k, v = (x.at[:32].set(jnp.nan) for x in (k, v))
+    mixed_QKGE = attend(q, k, v, tile=8, window=9)
+    assert np.isfinite(mixed_QKGE[40:]).all() and np.isnan(mixed_QKGE[:33]).all()
+
+
+def test_slopes_of_eight_and_of_twelve_heads():
+    """The paper's: 1/2, 1/4 … 1/256 for 8 heads; its rule for 12 puts every other one of 16 heads behind those of 8."""
+    np.testing.assert_allclose(slopes(8), 0.5 ** np.arange(1, 9))
+    np.testing.assert_allclose(slopes(12), [*0.5 ** np.arange(1, 9), *0.5 ** np.array([0.5, 1.5, 2.5, 3.5])])
+    np.testing.assert_allclose(slopes(1), [1 / 256])
 
 
 def test_switches_have_no_derivative_tile_by_tile():
@@ -93,9 +127,3 @@ def test_switches_have_no_derivative_tile_by_tile():
     with pytest.raises(ValueError, match="causal: no derivative tile by tile; give rows_Q"):
         jax.grad(lambda causal: attend(q, k, v, causal=causal).sum())(0.5)
     assert jax.grad(lambda causal: attend(q, k, v, jnp.arange(8), causal=causal).sum())(0.5) != 0  # the cure
-
-
-def test_a_window_goes_with_the_mask_alone():
-    q, k, v, _ = inputs(8)
-    with pytest.raises(ValueError, match="window=3"):
-        attend(q, k, v, causal=0.5, window=3)

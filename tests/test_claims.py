@@ -131,7 +131,7 @@ def test_statistics_equal_those_of_the_profiles_they_are_made_of(findings, lab):
     assert abs(findings["1"].evidence.statistics["identity"].value) < 1e-12
     a = findings["8"].evidence.statistics
     e = lab.ensemble("parts", rope="on", mlp="on")
-    assert a["largest_qwen2"].value == pytest.approx(profile.log_distance(e.rms_L, paper.fit(e.rms_L, 3)[1], free_scale=True)[1])
+    assert a["largest_qwen2"].value == pytest.approx(profile.log_distance(e.rms_L, paper.fit(e.rms_L, e.config)[1], free_scale=True)[1])
     assert a["kernel_median_qwen2"].value < 0.03
 
 

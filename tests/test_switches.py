@@ -12,15 +12,17 @@ SMALL, GPT2 = Config.preset("small"), Config.preset("gpt2")
 
 
 @pytest.mark.parametrize("name, text, value", [("rope", "on", 1), ("rope", "off", 0), ("residual", "0.5", 0.5),
-                                               ("residual", "2", 2), ("alpha", "off", 0), ("causal", "1e-3", 0.001)])  # fmt: skip
+                                               ("residual", "2", 2), ("alpha", "off", 0), ("causal", "1e-3", 0.001),
+                                               ("window", "off", 2**24), ("window", "64", 64), ("prefix", "off", 0), ("alibi", "on", 1)])  # fmt: skip
 def test_words_and_numbers_are_read(name, text, value):
     assert Switches.parse(name, text) == value
 
 
 @pytest.mark.parametrize("name, text", [("rope", "maybe"), ("rope", ""), ("rope", "nan"), ("rope", "inf"), ("causal", "2"),
-                                        ("causal", "-0.1"), ("alpha", "on"), ("mlp", "0,5")])  # fmt: skip
+                                        ("causal", "-0.1"), ("alpha", "on"), ("mlp", "0,5"), ("window", "0"), ("window", "on"),
+                                        ("window", "2.5"), ("prefix", "-1"), ("prefix", "0.5"), ("alibi", "-1")])  # fmt: skip
 def test_other_words_are_refused(name, text):
-    with pytest.raises(ValueError, match=f"{name}='{text}': allowed are .*off or a number") as caught:
+    with pytest.raises(ValueError, match=f"{name}='{text}': allowed are .*off or a (whole )?number") as caught:
         Switches.parse(name, text)
     assert "\n" not in str(caught.value)
 
@@ -34,6 +36,8 @@ def test_other_words_are_refused(name, text):
         (SMALL, dict(residual="off"), "residual='off': must be a number"),
         (SMALL, dict(residual=True), "residual=True: must be a number"),
         (SMALL, dict(residual=object()), "residual=.*: must be a number, or one per layer"),
+        (SMALL, dict(window=2.5), "window=2.5: allowed are whole numbers of at least 1"),
+        (SMALL, dict(prefix=[0, 1, 2, 3, 4, -5]), "prefix=.*: allowed are whole numbers of at least 0"),
         (SMALL, dict(mlp=[1.0]), r"mlp has shape \(1,\): give one number, or one for each of the 6 layers"),
         (SMALL, dict(positions=0.5), "positions=0.5: qwen2 has none, so only off"),
         (GPT2, dict(rope=1.0), "rope=1.0: gpt2 has none, so only off"),

@@ -265,7 +265,7 @@ def agreement(lab) -> Evidence:
             }  # fmt: skip
         for measure, (words, statistic, log) in measures.items():
             statistics[f"{measure}_{key}"] = over_seeds(f"{name}: {words}", statistic, e.profiles_SL, log=log)
-        strength, row_L = paper.fit(e.rms_L, e.config.layers)
+        strength, row_L = paper.fit(e.rms_L, e.config)
         curves = {} if e.theory_L is None else {"kernel theory, nothing fitted": e.theory_L}
         curves |= {f"paper, α fitted: {strength:.3f}": row_L, "paper, α = ½": e.operator_L * e.rms_L.mean() / e.operator_L.mean()}
         figure = plot.influence_figure(e.rms_L, stderr_L=profile.jackknife(lambda p: p, e.profiles_SL)[1], curves=curves, title=name,

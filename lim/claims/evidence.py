@@ -67,9 +67,9 @@ def middle_over_mean(profile_L) -> float:
     return math.log(profile.middle(profile_L) / np.mean(profile_L))
 
 
-def fitted_row(measured_L, config, causal=1.0):
+def fitted_row(measured_L, config):
     """The paper's operator at its best constant strength, in the profile's units."""
-    return paper.fit(measured_L, config.layers, causal=causal)[1]
+    return paper.fit(measured_L, config)[1]
 
 
 def holdable(row_L):

@@ -1,10 +1,12 @@
-"""The average over what a mask admits, applied to L×L matrices by running sums, in blocks of rows on all cores.
+"""The average over what a mask admits, applied to L×L matrices in blocks of rows on all cores.
 
-Products with the operator cost a pass over the matrix instead of a product of matrices, and what is computed from a
-block of rows stays in a core's cache. Axes: L position, R a block of rows, B number of the block.
+Products with the causal or blended operator are running sums, a pass over the matrix instead of a product of matrices, and what is
+computed from a block of rows stays in a core's cache; other masks multiply. Axes: L position, R a block of rows, B number of
+the block.
 """
 
 import concurrent.futures
+import math
 import os
 
 import numpy as np
@@ -89,6 +91,55 @@ class Mask:
         for i in reversed(range(len(self.counts_L))):
             sum_SL += self.causal / self.counts_L[i] * x_SLL[:, i]
             x_SLL[:, i] = sum_SL
+
+
+class Dense:
+    """The same of any M, held whole: weights w_ij that are divided by the sum of their row."""
+
+    causal = None  # rows may see ahead: no product leaves columns out
+
+    def __init__(self, w_LL):
+        self.m_LL = w_LL / w_LL.sum(1, keepdims=True)
+
+    def block(self, rows, columns) -> np.ndarray:
+        """Entries of M itself."""
+        return self.m_LL[rows, columns]
+
+    def average_along(self, x_RL) -> np.ndarray:
+        """X Mᵀ for rows of X."""
+        return x_RL @ self.m_LL.T
+
+    def spread_along(self, x_RL) -> np.ndarray:
+        """X M for rows of X."""
+        return x_RL @ self.m_LL
+
+    def average_down(self, x_LL) -> np.ndarray:
+        """M X."""
+        return self.m_LL @ x_LL
+
+    def spread_down(self, x_SLL):
+        """Replaces every X of a stack by Mᵀ X."""
+        for x_LL in x_SLL:
+            x_LL[:] = self.m_LL.T @ x_LL
+
+
+def masks(length: int, *, causal=1.0, window=math.inf, prefix=0.0, alibi=0.0, heads: int = 1) -> list:
+    """What each head averages over: one mask that all share, or with `alibi` one per head.
+
+    w_ij = 1 for j ≤ i and 1 - causal beyond, 0 where |i - j| ≥ window, 1 for the first `prefix` positions in any case, all times
+    exp(-alibi·slope·|i - j|), slope = 2^(-8n/heads) of head n = 1…heads where that is a power of two; other numbers of heads
+    take the slopes of the next smaller power of two, then every other one of the next larger (ALiBi, Press et al., 2022).
+    """
+    if window >= length and not prefix and not alibi:
+        return [Mask(length, causal)]
+    i, j = np.arange(length)[:, None], np.arange(length)
+    w_LL = np.where(j <= i, 1.0, 1 - causal) * (abs(i - j) < window)
+    w_LL[:, : int(prefix)] = 1
+    if not alibi:
+        return [Dense(w_LL)]
+    power = 2 ** int(math.log2(heads))
+    exponents = [8 * n / power for n in range(1, power + 1)] + [4 * n / power for n in range(1, 2 * power, 2)]
+    return [Dense(w_LL * np.exp(-alibi * 2**-exponent * abs(i - j))) for exponent in exponents[:heads]]
 
 
 def _cores():

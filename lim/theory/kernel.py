@@ -55,13 +55,14 @@ Axes: L position, N layer.
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
 
 from lim.switches import Switches
 from lim.theory import gaussian
-from lim.theory.averaging import Mask, in_blocks, matrix
+from lim.theory.averaging import in_blocks, masks, matrix
 
 OUTPUTS = ("hidden", "stream")
 MAX_LOGIT_VARIANCE = 4.0
@@ -103,7 +104,8 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
             corrections=True, rope=False) -> KernelTheory:  # fmt: skip
     """The influence profile of a decoder at birth, in ensemble mean over seeds.
 
-    Takes every family and every switch, fractional ones too: `causal` between 0 and 1 weighs the future 1 - causal,
+    Takes every family and every switch, fractional ones too: `causal` between 0 and 1 weighs the future 1 - causal, `window`,
+    `prefix` and `alibi` change M (with `alibi` that of each head: sums of M become means over heads),
     `uniform_attention` u scales the softmax's part by 1-u, `score_path` scales the score path's amplitude (its terms in
     Γ by the square), `norm` n makes p = n/√(q+ε) + 1-n, `mlp` n makes the skip n·skip + 1-n and the branch n·branch.
     Learned positions add (positions·init_std)² to each token's own q.
@@ -135,7 +137,7 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
     for n in reversed(range(source, len(layers))):
         adjoint_LL = mlp.down(adjoint_LL)
         mlp = _MLP(config, layers[n - 1], streams_LL.pop()) if n else None
-        adjoint_LL = _Attention(config, layers[n], mlp.up() if mlp else start_LL).down(adjoint_LL)
+        adjoint_LL = _attention(config, layers[n], mlp.up() if mlp else start_LL).down(adjoint_LL)
     square_L = np.diag(adjoint_LL)
     if np.any(square_L < 0):
         raise _too_far("it predicts a negative square")
@@ -170,6 +172,9 @@ class _Layer:
     mlp_branch: float
     norm: float
     causal: float
+    window: float
+    prefix: float
+    alibi: float
     uniform: float
     score: float
     frequencies: tuple  # RoPE's angles per position, 0 where it is left out
@@ -189,10 +194,10 @@ def _layers(config, switches, corrections=True, rope=False, length=1) -> list[_L
         value = np.asarray(defaults[name] if value is None else value, np.float64)
         return np.broadcast_to(value, config.layers).tolist()
 
-    names = ("residual", "mlp", "norm", "causal", "uniform_attention", "score_path", "rope")
+    names = ("residual", "mlp", "norm", "causal", "window", "prefix", "alibi", "uniform_attention", "score_path", "rope")
     branches = [1.0] * config.layers if switches.alpha is None else numbers("alpha")
     layers = []
-    for branch, skip, mlp, norm, causal, uniform, score, turn in zip(branches, *map(numbers, names)):
+    for branch, skip, mlp, norm, causal, window, prefix, alibi, uniform, score, turn in zip(branches, *map(numbers, names)):
         if switches.alpha is not None:
             skip = 1 - branch
         if not corrections:
@@ -202,7 +207,7 @@ def _layers(config, switches, corrections=True, rope=False, length=1) -> list[_L
             half = config.head_dim // 2
             frequencies = turn * config.rope_theta ** (-np.arange(half) / half)
             frequencies[frequencies * length < 0.01] = 0.0  # cos differs from 1 by less than 5e-5
-        layers.append(_Layer(skip, branch, mlp * skip + 1 - mlp, mlp * branch, norm, causal, uniform, score,
+        layers.append(_Layer(skip, branch, mlp * skip + 1 - mlp, mlp * branch, norm, causal, window, prefix, alibi, uniform, score,
                              tuple(frequencies.tolist())))  # fmt: skip
     return layers
 
@@ -261,7 +266,7 @@ def _climb(config, layers, stream_LL):
     streams_LL, attention_NL, mlp_NL = [], [], []
     for layer in layers:
         attention_NL.append(_mean_square(stream_LL))
-        stream_LL = _Attention(config, layer, stream_LL).up()
+        stream_LL = _attention(config, layer, stream_LL).up()
         mlp_NL.append(_mean_square(stream_LL))
         if layer.uniform != 1 and _largest_correlation(stream_LL, mlp_NL[-1]) > 1 + 1e-9:
             raise _too_far("it predicts a correlation above 1")
@@ -347,18 +352,36 @@ class _MLP:
         return matrix(rows_of, self.length)
 
 
+def _attention(config, layer, stream_LL):
+    """The attention of a layer. Heads that average differently add up without cross terms, their W_O being independent."""
+    each = masks(len(stream_LL), causal=layer.causal, window=layer.window, prefix=layer.prefix, alibi=layer.alibi, heads=config.heads)
+    return _Attention(config, layer, stream_LL, each[0]) if len(each) == 1 else _Heads(config, layer, stream_LL, each)
+
+
+class _Heads:
+    """Attention whose heads average over different masks: the mean of what each alone would do, one at a time."""
+
+    def __init__(self, config, layer, stream_LL, each):
+        self.alone = [functools.partial(_Attention, config, layer, stream_LL, mask) for mask in each]
+
+    def up(self):
+        return sum(attention().up() for attention in self.alone) / len(self.alone)
+
+    def down(self, adjoint_LL):
+        return sum(attention().down(adjoint_LL) for attention in self.alone) / len(self.alone)
+
+
 class _Attention:
     """One attention at the stream it reads: K, m, b and, unless it is exactly uniform, what T and w are made of.
 
     Of a symmetric matrix that ends in Z + Zᵀ only Z is kept (named lean), so that one pass at the end transposes.
     """
 
-    def __init__(self, config, layer, stream_LL):
-        self.layer, self.stream_LL, self.length, self.width = layer, stream_LL, len(stream_LL), config.width
+    def __init__(self, config, layer, stream_LL, mask):
+        self.mask, self.layer, self.stream_LL, self.length, self.width = mask, layer, stream_LL, len(stream_LL), config.width
         self.skip, self.gain = layer.skip**2, layer.branch**2 * _attention_gain(config)
         if not self.gain:
             return
-        self.mask = Mask(self.length, layer.causal)
         p_L = self.p_L = _scale(np.diag(stream_LL), layer.norm, config)
         self.k_LL = matrix(lambda rows: stream_LL[rows] * (p_L[rows, None] * p_L), self.length)
         self.m_LL, self.b_LL = self._averages(self.k_LL)
@@ -466,7 +489,7 @@ class _Attention:
         s_LL = np.empty_like(self.m_LL)
 
         def work(band):
-            admitted = slice(0, band.stop if self.layer.causal == 1 else None)
+            admitted = slice(0, band.stop if self.mask.causal == 1 else None)
             np.matmul(self._weighted_shift(band, admitted), self.m_LL[:, admitted].T, out=s_LL[band])
 
         in_blocks(work, self.length, BAND)
@@ -477,7 +500,7 @@ class _Attention:
         v_LL = np.empty_like(self.m_LL)
 
         def work(band):
-            admitting = slice(band.start if self.layer.causal == 1 else 0, None)
+            admitting = slice(band.start if self.mask.causal == 1 else 0, None)
             np.matmul(self._weighted_shift(admitting, band).T, spread_LL[admitting], out=v_LL[band])
 
         in_blocks(work, self.length, BAND)

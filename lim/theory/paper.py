@@ -4,10 +4,13 @@ The paper (Chowdhury 2026, arXiv:2603.10123) takes attention at birth for the Ce
 (1-a) I + a M. It has no scale of its own and sees neither norms nor MLPs: compare shapes.
 """
 
+import math
+
 import numpy as np
 import scipy.optimize
 
-from lim.theory import cesaro
+from lim.switches import Switches
+from lim.theory import averaging, cesaro
 
 
 def strengths(config, switches) -> np.ndarray:
@@ -22,25 +25,46 @@ def strengths(config, switches) -> np.ndarray:
     return np.broadcast_to(1 / (1 + skip), config.layers)
 
 
-def predict(config, length, switches, *, source=0, read=-1) -> np.ndarray:
-    """The paper's profile: row `read` of Π ((1-a_l) I + a_l M) over blocks source..layers-1, of sum 1, [L].
+def predict(config, length, switches=Switches(), *, source=0, read=-1) -> np.ndarray:
+    """The paper's profile: row `read` of Π ((1-a_l) I + a_l M_l) over blocks source..layers-1, of sum 1, [L].
+
+    M_l is what the layer's heads average over at birth: the Cesàro matrix under the causal mask, or as `lim.theory.averaging.masks`
+    has it; with `alibi` the mean over heads.
 
     Args:
       config: a `lim.Config`.
       length: L.
-      switches: `causal`, `residual` and `alpha` matter; the operator knows no other.
+      switches: those of the mask, `residual` and `alpha` matter; the operator knows no other.
       source: the block whose input is perturbed.
       read: the position read out.
 
     Raises:
       ValueError: names the argument, its value and what is allowed.
     """
-    causal = 1.0 if switches.causal is None else np.asarray(switches.causal, np.float64)
-    causal_H = np.broadcast_to(causal, config.layers)[source:]
-    return cesaro.profile(length, strengths(config, switches)[source:], causal=causal_H, read=read)
+    return _operator(config, length, switches, source, read)(strengths(config, switches)[source:])
 
 
-def fit(profile_L, layers: int, *, causal=1.0, read=-1) -> tuple[float, np.ndarray]:
+def _operator(config, length, switches, source, read):
+    """The function from strengths, [H], to the row of sum 1, [L]."""
+    defaults = dict(causal=1.0, window=math.inf, prefix=0.0, alibi=0.0)
+    given = {name: default if getattr(switches, name) is None else getattr(switches, name) for name, default in defaults.items()}
+    each_H = [dict(zip(given, numbers)) for numbers in zip(*(np.broadcast_to(v, config.layers).tolist() for v in given.values()))][source:]
+    if all(layer["window"] >= length and not layer["prefix"] and not layer["alibi"] for layer in each_H):
+        return lambda a_H: cesaro.profile(length, a_H, causal=[layer["causal"] for layer in each_H], read=read)
+    made = {tuple(layer.values()): averaging.masks(length, heads=config.heads, **layer) for layer in each_H}
+    masks_H = [made[tuple(layer.values())] for layer in each_H]
+
+    def row(a_H):
+        row_L = np.zeros(length)
+        row_L[read] = 1
+        for a, masks in zip(a_H[::-1], masks_H[::-1]):
+            row_L = (1 - a) * row_L + a * np.mean([mask.spread_along(row_L) for mask in masks], axis=0)
+        return row_L
+
+    return row
+
+
+def fit(profile_L, config, switches=Switches(), *, source=0, read=-1) -> tuple[float, np.ndarray]:
     """The constant strength whose operator, times a scale, is nearest to a profile in log distance.
 
     Minimises the root mean square over positions of the log ratio after the best scale, over a in (0, 1): the best that
@@ -48,22 +72,23 @@ def fit(profile_L, layers: int, *, causal=1.0, read=-1) -> tuple[float, np.ndarr
 
     Args:
       profile_L: a measured profile up to the read-out, [L].
-      layers: H.
-      causal, read: of the network that was measured.
+      config, switches, source, read: of the network that was measured, as `predict` takes them; the strength is not taken from them.
 
     Returns:
       (a, scaled_L): the strength, and the fitted profile in the profile's own units. (nan, nan) if the profile is 0.
 
     Raises:
-      ValueError: `layers` is not a positive integer, or as `lim.theory.cesaro.profile`.
+      ValueError: names the argument, its value and what is allowed.
     """
     profile_L = np.asarray(profile_L, np.float64)
     seen_L = profile_L > 0
     if not seen_L.any():
         return np.nan, np.full_like(profile_L, np.nan)
 
+    operator = _operator(config, len(profile_L), switches, source, read)
+
     def log_ratio(strength):
-        row_L = cesaro.profile(len(profile_L), strength, layers=layers, causal=causal, read=read)
+        row_L = operator(np.full(config.layers - source, strength))
         return row_L, np.log(profile_L[seen_L]) - np.log(np.maximum(row_L[seen_L], 1e-300))
 
     # A scan first: the misfit has two basins when both ends cannot be met at once.

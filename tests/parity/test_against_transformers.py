@@ -13,6 +13,7 @@ from flax import nnx
 
 import lim.model
 from lim import checkpoint
+from lim.attention import slopes
 from lim.config import Config
 from lim.model import graphdef, params_of
 
@@ -207,3 +208,10 @@ def test_config_of_a_saved_model(case, tmp_path):
     if config.has_rope:
         assert (config.kv_heads, config.rope_theta) == (hf.num_key_value_heads, 50.0)
         assert config.head_dim == (10 if case == "llama-wide-heads" else 6)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 14, 25])
+def test_alibi_has_the_slopes_of_bloom(heads):
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    theirs = bloom.build_alibi_tensor(torch.ones(1, 5), heads, torch.float32).reshape(heads, 5)
+    np.testing.assert_allclose(slopes(heads)[:, None] * np.arange(5), theirs, rtol=1e-6)

@@ -19,14 +19,20 @@ def rows_per_block(request, monkeypatch):
     return request.param
 
 
+def masks():
+    for causal in (1.0, 0.3, 0.0):
+        yield averaging.Mask(LENGTH, causal), dense(causal)
+    m_LL = np.random.default_rng(2).random((LENGTH, LENGTH))
+    yield averaging.Dense(m_LL), m_LL / m_LL.sum(1, keepdims=True)
+
+
 @pytest.mark.parametrize("dtype", [float, complex])
-@pytest.mark.parametrize("causal", [1.0, 0.3, 0.0])
-def test_products_with_the_operator(causal, dtype):
+@pytest.mark.parametrize("mask, m_LL", list(masks()), ids=["causal", "blend", "full", "any"])
+def test_products_with_the_operator(mask, m_LL, dtype):
     rng = np.random.default_rng(0)
     x_SLL = rng.normal(size=(2, LENGTH, LENGTH)).astype(dtype)
     if dtype is complex:
         x_SLL = x_SLL * np.exp(1j * x_SLL)
-    mask, m_LL = averaging.Mask(LENGTH, causal), dense(causal)
     np.testing.assert_allclose(mask.block(slice(2, 9), slice(1, 7)), m_LL[2:9, 1:7], rtol=1e-15)
     np.testing.assert_allclose(mask.average_along(x_SLL), x_SLL @ m_LL.T, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(mask.spread_along(x_SLL), x_SLL @ m_LL, rtol=1e-12, atol=1e-14)

@@ -84,12 +84,17 @@ def pair_mean(f, cov_LL):
     return mean_LL
 
 
-def averages(length, causal):
-    """M: the future weighs 1 - causal, and rows sum to 1."""
+def averages(length, causal=1.0, window=99, prefix=0, fall=0.0):
+    """M: the future weighs 1 - causal, nothing weighs beyond the window, the prefix 1; all fall with distance; rows sum to 1."""
     mean_LL = np.zeros((length, length))
     for i in range(length):
         for j in range(length):
             mean_LL[i, j] = 1.0 if j <= i else 1 - causal
+            if abs(i - j) >= window:
+                mean_LL[i, j] = 0.0
+            if j < prefix:
+                mean_LL[i, j] = 1.0
+            mean_LL[i, j] *= math.exp(-fall * abs(i - j))
         mean_LL[i] /= mean_LL[i].sum()
     return mean_LL
 
@@ -209,12 +214,13 @@ def influence_square(config, length, output="hidden", source=0, read=-1, tokens=
 
         p_L = scale(layer, np.diag(c_LL))
         rotation_LLLL = rotation_means(config, length, np.broadcast_to(rope, (config.layers,))[layer])
-        attention = Attention(averages(length, switch("causal", layer, 1.0)), np.outer(p_L, p_L) * c_LL, rotation_LLLL,
-                              z, chance, soft=1 - switch("uniform_attention", layer, 0.0),
-                              score=switch("score_path", layer, 1.0))  # fmt: skip
-        c_LL = skip**2 * c_LL + branch**2 * gain * attention.up()
+        mask = [switch("causal", layer, 1.0), switch("window", layer, 99), switch("prefix", layer, 0)]
+        heads = [Attention(averages(length, *mask, switch("alibi", layer, 0.0) * slope), np.outer(p_L, p_L) * c_LL, rotation_LLLL,
+                           z, chance, soft=1 - switch("uniform_attention", layer, 0.0),
+                           score=switch("score_path", layer, 1.0)) for slope in SLOPES]  # fmt: skip
+        c_LL = skip**2 * c_LL + branch**2 * gain * sum(head.up() for head in heads) / len(heads)
         if layer >= source:
-            steps.append((skip, branch, p_L, lambda gamma_LL, attention=attention: gain * attention.down(gamma_LL)))
+            steps.append((skip, branch, p_L, lambda gamma_LL, heads=heads: gain * sum(head.down(gamma_LL) for head in heads) / len(heads)))
 
         on = switch("mlp", layer, 1.0)
         skip, branch = on * skip + 1 - on, on * branch
@@ -230,6 +236,9 @@ def influence_square(config, length, output="hidden", source=0, read=-1, tokens=
         gamma_LL = skip**2 * gamma_LL + branch**2 * np.outer(p_L, p_L) * pullback(gamma_LL)
     return config.width * np.diag(gamma_LL)
 
+
+# ALiBi's slopes of 6 heads: those of 4, and every other one of 8.
+SLOPES = [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
 
 # three blocks: the read-out has no off-diagonal in the last, and only the diagonal of the first is looked at
 QWEN2 = Config("qwen2", layers=3, width=96, heads=6, kv_heads=3, head_dim=8, inner=160, vocab=64, max_length=64,
@@ -256,6 +265,12 @@ SWITCHES = {
     "alpha": dict(alpha=[0.3, 0.8, 0.5]),
     "no mask": dict(causal=0.0),
     "half a mask": dict(causal=[0.3, 0.9, 0.6]),
+    "window": dict(window=[2, 3, 2]),
+    "window without mask": dict(window=2, causal=[0.0, 0.4, 0.2]),
+    "prefix": dict(prefix=[0, 2, 3]),
+    "window and prefix": dict(window=2, prefix=1, residual=0.5),
+    "alibi": dict(alibi=[1.0, 0.3, 2.0]),
+    "everything about the mask": dict(alibi=1.0, window=3, prefix=1, causal=0.5, uniform_attention=0.3, score_path=0.8),
     "mixed": dict(alpha=0.4, causal=0.7, uniform_attention=[0.2, 0.5, 0.3], score_path=0.7, mlp=0.6, norm=0.7),
 }
 
