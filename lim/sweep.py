@@ -112,8 +112,8 @@ class Grid:
             return None if rows <= 256 else 16
         if self.probes is None or rows == 1:
             return None
-        if not 2 <= self.probes <= rows:
-            raise ValueError(f"probes={self.probes}: allowed are 2 to {rows}, the entries of {self.output}")
+        if isinstance(self.probes, bool) or not isinstance(self.probes, (int, np.integer)) or not 2 <= self.probes <= rows:
+            raise ValueError(f"probes={self.probes!r}: allowed are 2 to {rows}, the entries of {self.output}")
         return self.probes
 
     @property

@@ -136,8 +136,11 @@ def standard_documents() -> list[str]:
     documents = [topics[name] for name in sorted(topics)]
     for path in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py")):
         source = path.read_text(encoding="utf-8", errors="ignore")
-        parts = (node for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
-        documents += [ast.get_source_segment(source, node) for node in parts]
+        lines = source.split("\n")  # once: ast.get_source_segment would do it for every part
+        for node in ast.parse(source).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                *most, last = lines[node.lineno - 1 : node.end_lineno]
+                documents.append("\n".join([*most, last.encode()[: node.end_col_offset].decode()]))
     return documents
 
 

@@ -221,3 +221,9 @@ def test_text_is_read_window_by_window():
 def test_what_does_not_fit_is_refused(how, message):
     with pytest.raises(ValueError, match=message):
         sweep.Grid(**{**dict(config=CONFIG, axes={}, seeds=(0,), length=8), **how})
+
+
+@pytest.mark.parametrize("probes", [1, 2.5, "many", True, 10**6])
+def test_probes_that_cannot_be_are_refused(probes):
+    with pytest.raises(ValueError, match="probes=.*: allowed are 2 to"):
+        sweep.Grid(CONFIG, {}, (0,), length=8, probes=probes).configurations

@@ -1,6 +1,10 @@
 """Token ids are reproducible, in range and distinct where the vocabulary allows; texts are cut into windows as told."""
 
+import ast
+import dataclasses
+import inspect
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -164,6 +168,9 @@ def test_documents_are_parted_without_loss():
 def test_standard_documents_are_many_and_real():
     documents = tokens.standard_documents()
     assert len(documents) > 1000 and sum(map(len, documents)) > 2e6
+    source = pathlib.Path(inspect.getsourcefile(dataclasses)).read_text(encoding="utf-8")
+    parts = [ast.get_source_segment(source, n) for n in ast.parse(source).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    assert "".join(parts) in "".join(documents) and len(parts) > 20
     assert any(text.startswith("def ") for text in documents) and tokens.standard_text()[:200] in "\n\n".join(documents[:99])
 
 

@@ -170,20 +170,25 @@ def change(one: Ensemble, other: Ensemble):
 
 
 def rotary(lab) -> Evidence:
-    """Claim 5. The same seeds with RoPE and without: the change, against how much one seed differs from another."""
+    """Claim 5. The same seeds with RoPE and without: the change of shape, against how much one seed's shape differs from another's.
+
+    A seed's profile scatters as a whole, by tens of percent, and RoPE draws that factor anew: no matter of position, so shapes are
+    compared, and the factor stands beside them with its error.
+    """
     on, off = (lab.ensemble("parts", rope=rope, mlp="on") for rope in ("on", "off"))
     learned, none = (lab.ensemble("gpt2", positions=positions) for positions in ("on", "off"))
     log_SL = np.log(on.profiles_SL)
-    spread = float(np.median(np.std(log_SL, axis=0, ddof=1)))
-    distance = lambda a, b: profile.log_distance(a, b)[0]  # noqa: E731
+    spread = float(np.median(np.std(log_SL - np.median(log_SL, axis=1, keepdims=True), axis=0, ddof=1)))
     ratio_L, error_L = change(on, off)
     statistics = {
-        "change": over_seeds("RoPE on/off: median factor", distance, on.profiles_SL, off.profiles_SL, log=True),
-        "largest": over_seeds("RoPE on/off: largest factor of a position", lambda a, b: profile.log_distance(a, b)[1],
-                              on.profiles_SL, off.profiles_SL, log=True),
-        "share": over_seeds("RoPE on/off: the median change over the spread of one seed",
-                            lambda a, b: distance(a, b) / spread, on.profiles_SL, off.profiles_SL),
-        "spread": Statistic(spread, 0.0, "spread of one seed: median factor", log=True),
+        "change": over_seeds("RoPE on/off: median factor, scale free", shape_distance(), on.profiles_SL, off.profiles_SL, log=True),
+        "largest": over_seeds("RoPE on/off: largest factor of a position, scale free", shape_distance(1), on.profiles_SL,
+                              off.profiles_SL, log=True),
+        "scale": over_seeds("RoPE on/off: the profile as a whole", lambda a, b: float(np.median(np.log(a / b))), on.profiles_SL,
+                            off.profiles_SL, log=True),
+        "share": over_seeds("RoPE on/off: the median change over the spread of one seed's shape",
+                            lambda a, b: shape_distance()(a, b) / spread, on.profiles_SL, off.profiles_SL),
+        "spread": Statistic(spread, 0.0, "spread of one seed's shape: median factor", log=True),
         "significant": Statistic(float(np.mean(abs(ratio_L - 1) > 2 * error_L)), 0.0,
                                  "share of positions changed by more than 2 standard errors (0.05 to 0.1 by chance)"),
         "learned": over_seeds("GPT-2's learned positions on/off: median factor, scale free", shape_distance(),
@@ -191,13 +196,11 @@ def rotary(lab) -> Evidence:
         "learned_largest": over_seeds("GPT-2's learned positions on/off: largest factor, scale free", shape_distance(1),
                                       learned.profiles_SL, none.profiles_SL, log=True),
     }  # fmt: skip
-    gpt2_L, gpt2_error_L = change(learned, none)
-    scale = np.median(gpt2_L)
-    figure = plot.change_figure({"RoPE on / off": (ratio_L, error_L),
-                                 "learned positions on / off (GPT-2), over the median": (gpt2_L / scale, gpt2_error_L / scale)},
-                                ylabel="ratio of influence")  # fmt: skip
+    changes = {"RoPE on / off": (ratio_L, error_L), "learned positions on / off (GPT-2)": change(learned, none)}
+    scaled = {words: (ratio_L / np.median(ratio_L), error_L / np.median(ratio_L)) for words, (ratio_L, error_L) in changes.items()}
+    figure = plot.change_figure(scaled, ylabel="ratio of influence / its median")
     return Evidence(statistics, (("Ratio of influence with and without RoPE, and with and without GPT-2's learned positions, by position, "
-                                  "with standard errors", figure),))  # fmt: skip
+                                  "over its median, with standard errors", figure),))  # fmt: skip
 
 
 def mlps(lab) -> Evidence:
@@ -381,7 +384,7 @@ def one_pass_criticism(lab) -> Evidence:
     one_SL, norm_SL = kept["qwen2"][:count], norms["qwen2"].profiles_SL[:count]
     log_SL = np.log(one_SL / norm_SL)
     shapes = [(profile.summarize(a).shape, profile.summarize(b).shape) for a, b in zip(one_SL, norm_SL)]
-    gpt2_SL = np.log(np.maximum(kept["gpt2"][:count], 1e-300) / norms["gpt2"].profiles_SL[:count])
+    gpt2_SL = kept["gpt2"][:count] / norms["gpt2"].profiles_SL[:count]
     statistics = {
         "one": mean_over_seeds("one network and text: median factor between the two", np.median(np.abs(log_SL), axis=1), log=True),
         "one_largest": mean_over_seeds("one network and text: largest factor", np.abs(log_SL).max(axis=1), log=True),
@@ -393,7 +396,7 @@ def one_pass_criticism(lab) -> Evidence:
                               one_SL, norm_SL, log=True),
         "shapes": Statistic(float(np.mean([a == b for a, b in shapes])), 0.0, "share of single networks that both give the same shape"),
         "layernorm": mean_over_seeds("GPT-2, whose final LayerNorm makes the outputs sum to zero: one pass over norm",
-                                     np.median(gpt2_SL, axis=1), log=True),
+                                     np.median(gpt2_SL, axis=1)),
     }  # fmt: skip
     ratio = profile.jackknife(lambda joined: np.divide(*np.split(joined, 2)), np.hstack([one_SL, norm_SL]))
     figure = plot.change_figure({f"root mean square over {count} seeds": ratio, "one network": (np.exp(log_SL[0]), None)},

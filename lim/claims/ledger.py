@@ -175,13 +175,14 @@ CLAIMS = (
         "At birth rotary position embedding leaves the profile as it is.",
         "no change",
         "RoPE turns queries and keys by their position. In an untrained network they say nothing yet, so turning them should not matter. "
-        "Every other random number is kept, so any change is RoPE's.",
+        "Every other random number is kept, so any change is RoPE's. A profile's overall size differs from network to network anyway, so "
+        "shapes are compared.",
         ("parts", "gpt2"), birth.rotary,
         (
             Condition("share", True, "a change below the spread of one seed cannot be seen in any one network",
-                      "RoPE changes the profile by {share} times what one seed differs from another", high=1.0),
+                      "RoPE changes the shape by {share} times what one seed differs from another", high=1.0),
             Condition("change", False, "5 %: half of what this report calls a difference",
-                      "RoPE changes the median position by a factor of {change}", high=math.log(1.05)),
+                      "RoPE changes the median position by a factor of {change} beside the others", high=math.log(1.05)),
         ),
         ("change", "share"),
     ),
