@@ -308,11 +308,11 @@ def profiles_figure(cells, args):
         figure = plot.influence_figure(measured_L, stderr_L=standard_error(cell), curves=curves, title=title,
                                        summary=profile.summarize_seeds(cell.profiles_SL), caption=caption)  # fmt: skip
     else:
-        panels = []
+        panels, varied = [], [axis for axis in cells[0].labels if len({cell.labels[axis] for cell in cells}) > 1]
         for cell in cells:
             measured_L = profile.rms(cell.profiles_SL)
             predicted_L = cell.paper_L * measured_L.mean() / cell.paper_L.mean() if cell.theory_L is None else cell.theory_L
-            text = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items())
+            text = ", ".join(f"{axis} {cell.labels[axis]}" for axis in varied)
             panels.append(plot.Cell(text, measured_L, standard_error(cell), predicted_L, cell.labels, profile.summarize_seeds(cell.profiles_SL)))
         panels, rows, cols = arranged(panels, args.rows, args.cols)
         figure = plot.grid_figure(panels, rows=rows, cols=cols, caption=caption)

@@ -132,7 +132,8 @@ def grid_figure(cells, *, rows=None, cols=None, title="", caption="", ylabel=INF
     lengths = sorted({len(panel[0]) for panel in data.values() if panel})
     left, right, between = 0.62, 0.42 if rows else 0.12, 0.16 if share_y else 0.42
     panel_width = (width - left - right - (len(col_names) - 1) * between) / len(col_names)
-    labels = 0.12 if rows and cols else 0.25  # inches over a panel for its shape, or its name and shape
+    names = {place: [] if rows and cols else textwrap.wrap(cell.label, int(17 * panel_width)) for place, cell in placed.items()}
+    labels = 0.12 + 0.13 * max(map(len, names.values()))  # inches over a panel for its shape, and its name above
     measured_label = "measured" + _error_label(panel[1] for panel in data.values() if panel)
     with matplotlib.rc_context(STYLE):
         fig = Figure()
@@ -145,7 +146,7 @@ def grid_figure(cells, *, rows=None, cols=None, title="", caption="", ylabel=INF
             length = len(panel[0]) if panel else max(lengths, default=2)
             _position_axis(ax, length, panel_width, fontsize=6)
             _height_axis(ax, shared if share_y else _limits(heights[place], decades, room=0.08), fontsize=6)
-            _panel_title(ax, "" if rows and cols else placed[place].label, panel, placed[place].summary, panel_width)
+            _panel_title(ax, "\n".join(names[place]), panel, placed[place].summary, panel_width)
             if panel:
                 _draw(ax, *panel, measured_label, small=True)
             lowest = not any((below, place[1]) in placed for below in range(place[0] + 1, len(row_names)))

@@ -319,6 +319,11 @@ def test_grid_with_holes_zeros_and_cells_without_result():
     check_words(plot.grid_figure(cells, share_y=False))
 
 
+def test_long_names_of_panels_are_wrapped():
+    cells = [plot.Cell(f"window {w}, prefix {p}, alibi on, residual 0.25", u_profile(32), None, None, {}) for w in (16, 32) for p in (0, 8)]
+    check_words(plot.grid_figure(cells))
+
+
 def test_grid_axes_shared_or_not():
     cells = [plot.Cell("low", u_profile(32) / 1e3), plot.Cell("high", u_profile(32))]
     low, high = plot.grid_figure(cells).axes
