@@ -11,12 +11,16 @@ pullback has to rearrange one, alone or batched.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from lim.switches import Number
+
+Array = jax.Array | np.ndarray
 # Finite, so that a masked score never makes inf - inf in a pullback; exp of it is exactly 0 beside any real score.
 MASKED = -1e30
 # The name of what a pullback needs and had better not compute again; see `Decoder.stream`.
@@ -35,7 +39,8 @@ def slopes(heads: int) -> np.ndarray:
     return np.concatenate([first, between[: heads - power]])
 
 
-def log_admitted(rows, sources, slope=None, *, causal=None, window=None, prefix=None, alibi=None):
+def log_admitted(rows: jax.Array, sources: jax.Array, slope: Array | None = None, *, causal: Number | None = None,
+                 window: Number | None = None, prefix: Number | None = None, alibi: Number | None = None) -> jax.Array:  # fmt: skip
     """ln w of the weight of each source before normalisation, and softmax's scores: `MASKED` where w is 0.
 
     w is 1 from the row back, 1 - causal beyond it (0 for None), 0 at a distance of `window` or more, and 1 at the first `prefix`
@@ -56,11 +61,12 @@ def log_admitted(rows, sources, slope=None, *, causal=None, window=None, prefix=
     if prefix is not None:
         log_w = jnp.where(sources < prefix, 0.0, log_w)
     if alibi is not None:
-        log_w = log_w - alibi * slope * abs(rows - sources)
-    return log_w
+        log_w = log_w - alibi * slope * abs(rows - sources)  # type: ignore[operator]  # with alibi a slope is given
+    return log_w  # type: ignore[return-value]  # numpy's types take the product for its own
 
 
-def attention_weights(q_QKGE, k_SKE, rows_Q, *, uniform=None, score_path=None, **mask):
+def attention_weights(q_QKGE: jax.Array, k_SKE: jax.Array, rows_Q: jax.Array, *, uniform: Number | None = None,
+                      score_path: Number | None = None, **mask: Number | None) -> jax.Array:  # fmt: skip
     """What each query row attends to, [K, G, Q, S]; the arguments are those of `attend`."""
     _, kv_heads, group, width = q_QKGE.shape
     slope_KG = slopes(kv_heads * group).reshape(kv_heads, group, 1, 1)
@@ -72,10 +78,11 @@ def attention_weights(q_QKGE, k_SKE, rows_Q, *, uniform=None, score_path=None, *
     weights_KGQS = jax.nn.softmax(scores_KGQS + log_w_KGQS, axis=-1)
     if uniform is not None:
         weights_KGQS = uniform * jax.nn.softmax(log_w_KGQS, axis=-1) + (1 - uniform) * weights_KGQS
-    return weights_KGQS
+    return weights_KGQS  # type: ignore[return-value]  # as above
 
 
-def attend(q_QKGE, k_SKE, v_SKE, rows_Q=None, *, uniform=None, score_path=None, tile=TILE, **mask):
+def attend(q_QKGE: jax.Array, k_SKE: jax.Array, v_SKE: jax.Array, rows_Q: jax.Array | None = None, *, uniform: Number | None = None,
+           score_path: Number | None = None, tile: int = TILE, **mask: Number | None) -> jax.Array:  # fmt: skip
     """Softmax attention of some query rows over all source positions.
 
     Args:
@@ -134,7 +141,7 @@ class _Tiles:
         x_TKGQE = x_TKME.reshape(self.count, kv_heads, group, self.size, width)
         return x_TKGQE.transpose(0, 3, 1, 2, 4).reshape(-1, kv_heads, group, width)[: self.length]
 
-    def sources_of(self, t):
+    def sources_of(self, t) -> tuple[Any, Any]:
         """First and last-plus-one tile of sources that tile t of rows attends to."""
         causal, window, prefix = (self.mask.get(name) for name in ("causal", "window", "prefix"))
         if causal is not None:

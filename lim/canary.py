@@ -18,7 +18,7 @@ class CompilerError(RuntimeError):
     """The compiler returned wrong numbers."""
 
 
-def check_compiler(rows: int, width: int):
+def check_compiler(rows: int, width: int) -> None:
     """Runs the pattern at `rows` × `width` and at the known bad size, against the same sums in float64 numpy.
 
     Args:

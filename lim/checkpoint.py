@@ -11,10 +11,12 @@ import math
 import os
 import pathlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
 from lim import train
@@ -68,12 +70,12 @@ _BUFFERS = re.compile(r"h\.\d+\.attn\.(masked_)?bias|layers\.\d+\.self_attn\.rot
 _FILE_DTYPES = ("F32", "BF16", "F16")
 _DTYPES = ("float32", "bfloat16", "float16")
 _INDEX = "model.safetensors.index.json"
-_HUB_FILES = ("config.json", "model.safetensors", "model-*.safetensors", _INDEX,
-              "tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+_HUB_FILES = ["config.json", "model.safetensors", "model-*.safetensors", _INDEX,
+              "tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"]  # fmt: skip
 _CONVERT = 'AutoModelForCausalLM.from_pretrained("OLD").save_pretrained("NEW") of transformers writes one'
 
 
-def load(source, dtype=jnp.float32) -> Decoder:
+def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32) -> Decoder:
     """The Decoder of a Hugging Face checkpoint of family gpt2, qwen2 or llama, or of a training's folder (see `lim.train`).
 
     The tensors go one at a time into the stacked arrays and no weights are drawn first, so at its peak the memory
@@ -112,13 +114,13 @@ def load(source, dtype=jnp.float32) -> Decoder:
     return from_params(config, jax.tree.unflatten(tree, arrays))
 
 
-def config_of(source) -> Config:
+def config_of(source: str | os.PathLike) -> Config:
     """The Config of a checkpoint, its weights not read; arguments and errors as `load`."""
     folder = _folder(source)
     return Config.from_hf(folder) if (said := train.about(folder)) is None else Config(**said["config"])
 
 
-def tokenizer_of(source):
+def tokenizer_of(source: str | os.PathLike) -> str | os.PathLike | None:
     """What `lim.tokens.encode` takes as the tokenizer of a checkpoint: its source, or that of a training (None for bytes)."""
     said = train.about(source)
     return source if said is None else said["tokenizer"]
@@ -152,7 +154,7 @@ def _open(folder, opened):
         pickle = "pytorch_model.bin is a pickle, never read; " if any(folder.glob("pytorch_model*.bin*")) else ""
         raise ValueError(f"{folder}: no model.safetensors and no {_INDEX}; {pickle}{_CONVERT}")
     shards, faults = ({single: None}, []) if single.is_file() else _shards(index)
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for file, listed in shards.items():
         try:
             handle = opened.enter_context(safe_open(file, framework="numpy"))
@@ -173,7 +175,7 @@ def _open(folder, opened):
 
 def _shards(index):
     """The index of shards: the names it puts into each file, and its faults."""
-    faults = []
+    faults: list[str] = []
 
     def once(pairs):
         counts = collections.Counter(name for name, _ in pairs)
@@ -184,7 +186,7 @@ def _shards(index):
         entries = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=once)["weight_map"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index}: cannot be read as an index of shards: {error!r}") from None
-    shards = {}
+    shards: dict[pathlib.Path, set[str]] = {}
     for name, file in entries:
         # A bare name, so that no index leads out of its folder. Links are followed: the hub's cache is made of them.
         if isinstance(file, str) and re.fullmatch(r"[\w-][\w.-]*\.safetensors", file):
@@ -197,8 +199,8 @@ def _shards(index):
 def _slots(stacks, config):
     """For each tensor, by its name without prefix, the views of the stacks that it fills, in the file's layout."""
     slots = {}
-    for template, places in _NAMES[config.family].items():
-        places = [(stacks.get(place.removesuffix(".T")), place.endswith(".T")) for place in places.split()]
+    for template, names in _NAMES[config.family].items():
+        places = [(stacks.get(name.removesuffix(".T")), name.endswith(".T")) for name in names.split()]
         if places[0][0] is None:
             continue
         for layer in range(config.layers) if "{}" in template else [...]:
@@ -208,7 +210,8 @@ def _slots(stacks, config):
 
 def _fill(stacks, config, tensors):
     """Fills the stacks; returns a fault for every tensor that does not fit and every one that is missing."""
-    slots, faults, found, good = _slots(stacks, config), [], {}, set()
+    slots, faults, good = _slots(stacks, config), [], set()
+    found: dict[str, str] = {}
     needed = set(slots)
     head, embedding = "lm_head.weight", next(iter(slots))
     if config.tied:  # a head may be there all the same: it goes into a spare, to be compared

@@ -7,7 +7,9 @@ weights), so the Decoder that runs it and the theory that predicts it read the s
 import dataclasses
 import json
 import math
+import os
 import pathlib
+from typing import Any
 
 FAMILIES = ("gpt2", "qwen2", "llama")
 
@@ -85,7 +87,7 @@ class Config:
         """
         return self.init_std / math.sqrt(2 * self.layers) if self.family == "gpt2" else self.init_std
 
-    def replace(self, **changes) -> "Config":
+    def replace(self, **changes: Any) -> "Config":
         """A copy with some fields changed; changing `width` alone keeps the proportions of heads and MLP.
 
         With a new width the number of heads stays, and head width and inner width scale along.
@@ -114,7 +116,7 @@ class Config:
         return PRESETS[name]
 
     @classmethod
-    def from_hf(cls, source) -> "Config":
+    def from_hf(cls, source: str | os.PathLike | dict) -> "Config":
         """Reads a Hugging Face config.json.
 
         Args:

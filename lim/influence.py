@@ -15,8 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from flax import nnx
+from numpy.typing import ArrayLike
 
-from lim.model import check_length
+from lim.attention import Array
+from lim.config import Config
+from lim.model import Decoder, check_length
 from lim.switches import Switches
 
 OUTPUTS = ("hidden", "stream", "logits", "loss", "top_probability")
@@ -45,8 +48,9 @@ class Influence:
     chunk: int
 
 
-def influence(decoder, tokens_L, switches=Switches(), *, output="hidden", source=0, read=-1, target=None,
-              probes=None, seed=0, chunk=None, precision="highest") -> Influence:  # fmt: skip
+def influence(decoder: Decoder, tokens_L: ArrayLike, switches: Switches = Switches(), *, output: str = "hidden", source: int = 0,
+              read: int = -1, target: int | None = None, probes: int | None = None, seed: int = 0, chunk: int | None = None,
+              precision: str = "highest") -> Influence:  # fmt: skip
     """Per-position influence of one sequence on the output at one position.
 
     Args:
@@ -109,7 +113,9 @@ def influence(decoder, tokens_L, switches=Switches(), *, output="hidden", source
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "output", "source", "rows", "probes", "chunk"))
-def squared_influence(structure, params, switches, tokens_L, read, target, key, unit=1.0, *, output, source, rows, probes, chunk):
+def squared_influence(structure: nnx.GraphDef, params: nnx.State, switches: Switches, tokens_L: Array, read: Array | int,
+                      target: Array | int, key: jax.Array, unit: Array | float = 1.0, *, output: str, source: int, rows: int,
+                      probes: int | None, chunk: int) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """The pure function under `influence`: running moments of the squared pullbacks.
 
     Args:
@@ -180,12 +186,12 @@ def _merge(carry, pulled_CLD, counted_C):
     return n + m, scale_L, mean_L + delta_L * m / (n + m), m2_L + chunk_m2_L + jnp.square(delta_L) * n * m / (n + m)
 
 
-def entries(config, output) -> int:
+def entries(config: Config, output: str) -> int:
     """How many entries an output has."""
     return 1 if output in SCALARS else config.vocab if output == "logits" else config.width
 
 
-def finish(scale_L, mean_L, m2_L, rows, cotangents, chunk) -> Influence:
+def finish(scale_L: np.ndarray, mean_L: np.ndarray, m2_L: np.ndarray, rows: int, cotangents: int, chunk: int) -> Influence:
     """The Influence that the moments of `squared_influence` (its scale in units of the cotangents) come to."""
     root_L = np.sqrt(mean_L)
     variance_L = m2_L / max(cotangents - 1, 1) / cotangents * (1 - cotangents / rows)
@@ -194,7 +200,7 @@ def finish(scale_L, mean_L, m2_L, rows, cotangents, chunk) -> Influence:
     return Influence(unit_L * root_L, unit_L * error_L, cotangents, cotangents == rows, chunk)
 
 
-def default_chunk(config, length, cotangents) -> int:
+def default_chunk(config: Config, length: int, cotangents: int) -> int:
     """Cotangents to pull back side by side: enough to fill the matrix units and to share what they have in common.
 
     On a CPU few enough that the MLP's activations stay near the cache (about 20 MB), though 4 where memory allows:
@@ -214,23 +220,23 @@ def available_memory() -> int:
     return psutil.virtual_memory().available
 
 
-def checked_tokens(tokens_L, config):
+def checked_tokens(tokens_L: ArrayLike, config: Config) -> np.ndarray:
     """Token ids of one sequence as int32, or a ValueError that says what is wrong with them."""
     try:
-        tokens_L = np.asarray(tokens_L)
-        integral = np.issubdtype(tokens_L.dtype, np.integer)
+        ids_L = np.asarray(tokens_L)
+        integral = np.issubdtype(ids_L.dtype, np.integer)
     except (TypeError, ValueError):
         integral = False
-    if not integral or tokens_L.ndim != 1 or not len(tokens_L):
+    if not integral or ids_L.ndim != 1 or not len(ids_L):
         raise ValueError("tokens: must be one sequence of integer token ids, [L], with L at least 1")
-    if tokens_L.min() < 0 or tokens_L.max() >= config.vocab:
-        bad = tokens_L[(tokens_L < 0) | (tokens_L >= config.vocab)][0]
+    if ids_L.min() < 0 or ids_L.max() >= config.vocab:
+        bad = ids_L[(ids_L < 0) | (ids_L >= config.vocab)][0]
         raise ValueError(f"tokens hold the id {bad}: allowed are 0 to {config.vocab - 1}")
-    check_length(config, len(tokens_L))
-    return tokens_L.astype(np.int32)
+    check_length(config, len(ids_L))
+    return ids_L.astype(np.int32)
 
 
-def checked_index(name, value, size):
+def checked_index(name: str, value: int, size: int) -> int:
     """An index as a non-negative integer, or a ValueError that names it."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -size <= value < size:
         raise ValueError(f"{name}={value!r}: allowed are 0 to {size - 1}, or negative counting from the end")

@@ -34,7 +34,7 @@ class Rung:
     switches: Switches
     identity: bool = False
 
-    def predict(self, length: int):
+    def predict(self, length: int) -> tuple[np.ndarray, float]:
         """(influence_L, cv): the root mean square over seeds with its finite-width bias, and the scatter of ‖J‖².
 
         The first rung is the operator, √D·Π (I + M), and does not scatter; the others are `lim.theory.kernel`.
@@ -45,7 +45,7 @@ class Rung:
         theory = kernel.predict(self.config, length, self.switches, rope=self.switches.rope is None)
         return theory.finite_width_L, theory.cv
 
-    def measure(self, length: int, seed: int, probes: int | None = None):
+    def measure(self, length: int, seed: int, probes: int | None = None) -> np.ndarray:
         """The measured profile of one seed, [L]."""
         decoder = Decoder.at_birth(self.config, seed)
         if self.identity:

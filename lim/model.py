@@ -8,15 +8,18 @@ G = N / K query heads to each of them, E head width.
 """
 
 import functools
+import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
-from lim.attention import KEPT, attend
+from lim.attention import KEPT, Array, attend
 from lim.config import Config
-from lim.switches import Switches
+from lim.switches import Number, Switches
 
 
 def _linear(inputs, outputs, std, bias, rngs):
@@ -35,7 +38,7 @@ def _blend(on, y, x):
     return y if on is None else on * y + (1 - on) * x
 
 
-def rotate(x_LHE, positions_L, theta, scale=None):
+def rotate(x_LHE: jax.Array, positions_L: jax.Array, theta: float, scale: Number | None = None) -> jax.Array:
     """RoPE in the half-split layout: dimension e turns with e + E/2 by the angle position·theta^(-2e/E)·scale."""
     half = x_LHE.shape[-1] // 2
     frequencies_E = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
@@ -58,7 +61,7 @@ class Attention(nnx.Module):
         self.value = _linear(width, config.kv_heads * head_dim, std, bias, rngs)
         self.out = _linear(config.heads * head_dim, width, config.residual_std, config.family == "gpt2", rngs)
 
-    def queries_keys_values(self, h_LD, switches: Switches, rows_Q=None):
+    def queries_keys_values(self, h_LD: jax.Array, switches: Switches, rows_Q: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries of some rows or all, [Q, K, G, E], and keys and values of all, [L, K, E], rotated where RoPE is on."""
         c, positions_L = self.config, jnp.arange(len(h_LD))
         h_QD, positions_Q = (h_LD, positions_L) if rows_Q is None else (h_LD[rows_Q], rows_Q)
@@ -70,14 +73,14 @@ class Attention(nnx.Module):
             k_LKE = rotate(k_LKE, positions_L, c.rope_theta, switches.rope)
         return q_QNE.reshape(-1, c.kv_heads, c.heads // c.kv_heads, c.head_dim), k_LKE, v_LKE
 
-    def values(self, h_LD):
+    def values(self, h_LD: jax.Array) -> jax.Array:
         """What each position writes where every head attends to it alone, biases left out, [L, D]: W_O W_V h."""
         c = self.config
         v_LKE = (h_LD @ self.value.kernel[...]).reshape(-1, c.kv_heads, c.head_dim)
         return jnp.repeat(v_LKE, c.heads // c.kv_heads, axis=1).reshape(len(h_LD), -1) @ self.out.kernel[...]
 
 
-def attention_switches(switches):
+def attention_switches(switches: Switches) -> dict[str, Any]:
     """The switches that act inside attention, as `lim.attention` names them."""
     mask = dict(causal=switches.causal, window=switches.window, prefix=switches.prefix, alibi=switches.alibi)
     return dict(mask, uniform=switches.uniform_attention, score_path=switches.score_path)
@@ -112,7 +115,7 @@ class MLP(nnx.Module):
         self.up = _linear(config.width, config.inner, config.init_std, bias, rngs)
         self.down = _linear(config.inner, config.width, config.residual_std, bias, rngs)
 
-    def __call__(self, h_LD):
+    def __call__(self, h_LD: jax.Array) -> jax.Array:
         if self.gated:
             return self.down(_elementwise(_swiglu, self.gate(h_LD), self.up(h_LD)))
         return self.down(_elementwise(jax.nn.gelu, self.up(h_LD)))
@@ -127,7 +130,7 @@ class Block(nnx.Module):
         self.mlp_norm = _norm(config, rngs)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x_LD, switches: Switches, rows_Q=None):
+    def __call__(self, x_LD: jax.Array, switches: Switches, rows_Q: jax.Array | None = None) -> jax.Array:
         """The stream after the block, [L, D], or only its rows `rows_Q`, [Q, D]."""
         x_QD = x_LD if rows_Q is None else x_LD[rows_Q]  # not a gather of every row: its pullback is a scatter, which is slow
         q_QKGE, k_LKE, v_LKE = self.attention.queries_keys_values(self.attention_input(x_LD, switches), switches, rows_Q)
@@ -136,7 +139,7 @@ class Block(nnx.Module):
         h_QD = _blend(switches.norm, self.mlp_norm(x_QD), x_QD)
         return _blend(switches.mlp, _join(x_QD, self.mlp(h_QD), switches), x_QD)
 
-    def attention_input(self, x_LD, switches: Switches):
+    def attention_input(self, x_LD: jax.Array, switches: Switches) -> jax.Array:
         """The normed stream that attention reads, [L, D]."""
         return _blend(switches.norm, self.attention_norm(x_LD), x_LD)
 
@@ -185,7 +188,7 @@ class Decoder(nnx.Module):
             self.head = _linear(config.width, config.vocab, config.init_std, False, rngs)
 
     @classmethod
-    def at_birth(cls, config: Config, seed: int = 0, dtype=jnp.float32) -> "Decoder":
+    def at_birth(cls, config: Config, seed: int = 0, dtype: DTypeLike = jnp.float32) -> "Decoder":
         """A Decoder with freshly drawn weights as its family publishes them, drawn in float32 whatever the dtype.
 
         float64 needs `jax.config.update("jax_enable_x64", True)`; its draws then are those of float32, and the network
@@ -195,13 +198,13 @@ class Decoder(nnx.Module):
         return from_params(config, jax.tree.map(lambda v: v.astype(dtype), params), cls)
 
     @classmethod
-    def from_pretrained(cls, source) -> "Decoder":
+    def from_pretrained(cls, source: str | os.PathLike) -> "Decoder":
         """A Decoder with the weights of a Hugging Face folder or hub id; see `lim.checkpoint.load`."""
         from lim import checkpoint  # it imports this module
 
         return checkpoint.load(source)
 
-    def embed(self, tokens_L, switches: Switches = Switches()):
+    def embed(self, tokens_L: Array, switches: Switches = Switches()) -> jax.Array:
         """The stream that enters the first block, [L, D]: token embedding, plus learned positions for gpt2."""
         x_LD = _rows(self.embedding, tokens_L)
         if self.config.has_rope:
@@ -209,7 +212,7 @@ class Decoder(nnx.Module):
         positions_LD = _rows(self.positions, jnp.arange(len(tokens_L)))
         return x_LD + (positions_LD if switches.positions is None else switches.positions * positions_LD)
 
-    def stream(self, x_LD, switches: Switches = Switches(), start: int = 0, stop: int | None = None):
+    def stream(self, x_LD: jax.Array, switches: Switches = Switches(), start: int = 0, stop: int | None = None) -> jax.Array:
         """The stream after blocks start..stop-1, [L, D], from the stream that enters block `start`."""
         start, stop, _ = slice(start, stop).indices(self.config.layers)
         layers = self.blocks, self._per_layer(switches)
@@ -224,25 +227,25 @@ class Decoder(nnx.Module):
 
         return jax.lax.scan(step, x_LD, jnp.arange(start, stop))[0]
 
-    def read(self, x_LD, switches: Switches = Switches(), position=-1, start: int = 0):
+    def read(self, x_LD: jax.Array, switches: Switches = Switches(), position: Array | int = -1, start: int = 0) -> jax.Array:
         """The last block's output at one position, [D]: as `stream(...)[position]`, without the last block's other rows."""
         last = self.config.layers - 1
         x_LD = self.stream(x_LD, switches, start, last)
         block, own = jax.tree.map(lambda v: v[last], (self.blocks, self._per_layer(switches)))
         return block(x_LD, own, jnp.asarray(position)[None] % len(x_LD))[0]
 
-    def hidden(self, x_D, switches: Switches = Switches()):
+    def hidden(self, x_D: jax.Array, switches: Switches = Switches()) -> jax.Array:
         """The final norm of the stream, any leading axes."""
         norm = switches.norm
         if norm is not None and jnp.ndim(norm):
-            norm = norm[-1]
+            norm = norm[-1]  # type: ignore[index]  # an array, as it has an axis
         return _blend(norm, self.final_norm(x_D), x_D)
 
-    def logits(self, hidden_D):
+    def logits(self, hidden_D: jax.Array) -> jax.Array:
         """The head's scores of the next token, [..., V], from the normed stream."""
         return hidden_D @ self.embedding.embedding[...].T if self.config.tied else self.head(hidden_D)
 
-    def __call__(self, tokens_L, switches: Switches = Switches()):
+    def __call__(self, tokens_L: Array, switches: Switches = Switches()) -> jax.Array:
         """Logits of the next token at every position, [L, V], of one sequence of token ids, [L].
 
         Raises:
@@ -256,7 +259,7 @@ class Decoder(nnx.Module):
         return switches.per_layer(self.config.layers)
 
 
-def check_length(config: Config, length: int):
+def check_length(config: Config, length: int) -> None:
     """Refuses a length that the learned position table does not hold.
 
     Raises:
@@ -267,18 +270,18 @@ def check_length(config: Config, length: int):
 
 
 @functools.cache
-def graphdef(config: Config):
+def graphdef(config: Config) -> nnx.GraphDef:
     """The Decoder's structure without weights: `nnx.merge(graphdef(config), params)` inside a jitted function."""
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def birth_params(config: Config, key, kind=Decoder):
+def birth_params(config: Config, key: jax.Array, kind: type[Decoder] = Decoder) -> nnx.State:
     """Fresh weights of a kind of Decoder as a pure tree, from a typed PRNG key; vmap it over keys for several seeds."""
     return params_of(kind(config, nnx.Rngs(key)))
 
 
-def from_params(config: Config, params, kind=Decoder) -> Decoder:
+def from_params(config: Config, params: nnx.State, kind: type[Decoder] = Decoder) -> Decoder:
     """A Decoder, or a subclass of it, with these weights, a tree as `birth_params` makes it.
 
     Not `nnx.merge`, whose reference cycles keep the weights until the garbage collector happens to come by: over seeds of
@@ -289,7 +292,7 @@ def from_params(config: Config, params, kind=Decoder) -> Decoder:
     return decoder
 
 
-def params_of(decoder: Decoder):
+def params_of(decoder: Decoder) -> nnx.State:
     """A Decoder's weights as a pure tree of arrays: what jitted functions take as an argument."""
     return nnx.as_pure(nnx.split(decoder)[1])
 

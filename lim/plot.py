@@ -11,7 +11,8 @@ import math
 import os
 import pathlib
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -21,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import offset_copy
+from numpy.typing import ArrayLike
 from scipy.special import expit, logit
 
 from lim import profile
@@ -29,7 +31,7 @@ INK, SOFT = "#222222", "#6b6b6b"
 MEASURED = "#0072B2"
 PREDICTED = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")  # Okabe and Ito: told apart by anyone
 DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)), (0, (3, 1)), (0, (1, 3)))
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans", "font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7.5, "legend.frameon": False,
     "figure.facecolor": "white", "axes.facecolor": "white", "axes.edgecolor": SOFT, "axes.linewidth": 0.7,
     "axes.labelcolor": INK, "text.color": INK, "xtick.color": SOFT, "ytick.color": SOFT, "xtick.labelcolor": INK,
@@ -69,8 +71,9 @@ class Cell:
 
 
 def influence_figure(
-    measured_L, *, stderr_L=None, curves=None, summary=None, title="", caption="", ylabel=INFLUENCE,
-    measured_label="measured", decades=12, width=6.5,
+    measured_L: ArrayLike, *, stderr_L: ArrayLike | None = None, curves: Mapping[str, ArrayLike | tuple[ArrayLike, ArrayLike]] | None = None,
+    summary: profile.Summary | None = None, title: str = "", caption: str = "", ylabel: str = INFLUENCE, measured_label: str = "measured",
+    decades: float = 12, width: float = 6.5,
 ) -> Figure:  # fmt: skip
     """A measured profile, its band of ± 1 standard error, and curves beside it.
 
@@ -109,7 +112,8 @@ def influence_figure(
     return fig
 
 
-def grid_figure(cells, *, rows=None, cols=None, title="", caption="", ylabel=INFLUENCE, share_y=True, decades=6, width=7.0) -> Figure:
+def grid_figure(cells: Iterable[Cell], *, rows: str | None = None, cols: str | None = None, title: str = "", caption: str = "",
+                ylabel: str = INFLUENCE, share_y: bool = True, decades: float = 6, width: float = 7.0) -> Figure:  # fmt: skip
     """Small multiples: a panel per cell, measured (± 1 standard error) and predicted, on shared axes.
 
     Over each panel stand its shape and the ratios of first and last position to the middle.
@@ -159,7 +163,7 @@ def grid_figure(cells, *, rows=None, cols=None, title="", caption="", ylabel=INF
     return fig
 
 
-def save(fig: Figure, path) -> pathlib.Path:
+def save(fig: Figure, path: str | os.PathLike) -> pathlib.Path:
     """Writes a figure as png, svg or pdf, by the path's suffix; makes the folder; a reader never sees half a file.
 
     Raises:
@@ -188,7 +192,7 @@ def _draw(ax, measured_L, stderr_L, curves, measured_label, small=False):
 
     The limits of the axis are set before: a line leaves through the lower edge, as it would for lower values yet.
     """
-    lines = [(measured_label, measured_L, stderr_L, MEASURED, "-")]
+    lines: list[tuple] = [(measured_label, measured_L, stderr_L, MEASURED, "-")]
     for number, (label, (curve_L, band_L)) in enumerate(curves.items()):
         width_L = None if band_L is None else curve_L * band_L
         lines.append((label, curve_L, width_L, PREDICTED[number % len(PREDICTED)], DASHES[number % len(DASHES)]))
@@ -273,8 +277,8 @@ def _number(value, stderr=math.nan, digits=3) -> str:
     if not (math.isfinite(stderr) and stderr > 0):
         return f"{value:.{max(digits - 1 - power + unit, 0)}f}{times}"
     stderr = stderr / 10.0**unit
-    mantissa, power = f"{stderr:.1e}".split("e")
-    decimals = max((mantissa < "2") - int(power), 0)  # two digits of an error that begins with 1, else one
+    mantissa, exponent = f"{stderr:.1e}".split("e")
+    decimals = max((mantissa < "2") - int(exponent), 0)  # two digits of an error that begins with 1, else one
     text = f"{value:.{decimals}f} ± {stderr:.{decimals}f}"
     return f"({text}){times}" if times else text
 
@@ -286,12 +290,12 @@ def _superscript(power) -> str:
 # --- axes -------------------------------------------------------------------------------------------------------------
 
 
-def positions(length: int):
+def positions(length: int) -> np.ndarray:
     """Where each position lies on the axis, [L]: (j+½)/L, inside (0, 1) and mirrored about the middle."""
     return (np.arange(length) + 0.5) / length
 
 
-def position_ticks(length: int, em: float):
+def position_ticks(length: int, em: float) -> tuple[np.ndarray, list[str]]:
     """Ticks of the position axis: tokens 1, 2, 5, 10, … on the left, L, L-1, L-2, L-5, … on the right, and the middle.
 
     Args:
@@ -332,7 +336,7 @@ def _position_axis(ax, length, inches, fontsize=7.5):
     ax.set_xscale("logit")
     ax.set_xlim(*expit([-edge, edge]))
     x, labels = position_ticks(length, em=2 * edge * fontsize / 72 / inches)
-    ax.xaxis.set(major_locator=FixedLocator(x), major_formatter=FixedFormatter(labels))
+    ax.xaxis.set(major_locator=FixedLocator(x.tolist()), major_formatter=FixedFormatter(labels))
     ax.xaxis.set(minor_locator=NullLocator(), minor_formatter=NullFormatter())
     ax.tick_params(axis="x", labelsize=fontsize, length=3, width=0.6)
 
@@ -428,7 +432,8 @@ def _wrapped(caption, inches):
 
 def _legend_handles(axes):
     """Label → handle over all panels, each once, and one for the marks of what is below the axis."""
-    found, below = {}, False
+    found: dict[str, Any] = {}
+    below = False
     for ax in axes:
         below |= any(line.get_label() == "_below" for line in ax.lines)
         for handle, label in zip(*ax.get_legend_handles_labels()):
@@ -458,10 +463,10 @@ def _arrange(cells, rows, cols):
                 raise ValueError(f"cell {cell.label!r} has no coordinate {axis!r}: it has {list(cell.coordinates)}")
     if rows is None and cols is None:
         n_cols = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3, 9: 3}.get(len(cells), 4)
-        placed = {divmod(number, n_cols): cell for number, cell in enumerate(cells)}
-        return placed, [None] * math.ceil(len(cells) / n_cols), [None] * n_cols
+        return {divmod(number, n_cols): cell for number, cell in enumerate(cells)}, [None] * math.ceil(len(cells) / n_cols), [None] * n_cols
     names = {axis: list(dict.fromkeys(cell.coordinates[axis] for cell in cells)) for axis in (rows, cols) if axis}
-    placed, filled = {}, {}
+    placed: dict[tuple, Cell] = {}
+    filled: dict[int | None, int] = {}
     for cell in cells:
         place = [names[axis].index(cell.coordinates[axis]) if axis else None for axis in (rows, cols)]
         if None in place:  # the direction without a name fills up in order
@@ -509,7 +514,7 @@ def _check_summary(summary, name, measured_L):
     return summary
 
 
-def _check_cell(cell):
+def _check_cell(cell: Cell) -> tuple[np.ndarray, np.ndarray | None, dict] | None:
     """(measured, standard error, curves) of a cell, or None for one without a result."""
     if cell.measured_L is None:
         return None
@@ -524,7 +529,8 @@ def _check_cell(cell):
 # --- curves against a size --------------------------------------------------------------------------------------------
 
 
-def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", yscale="linear", ticks=None, width=6.5) -> Figure:
+def convergence_figure(sizes: Sequence[float] | np.ndarray, series: Mapping[str, tuple], *, xlabel: str, ylabel: str, title: str = "", caption: str = "",
+                       yscale: str = "linear", ticks: Sequence[float] | None = None, width: float = 6.5) -> Figure:  # fmt: skip
     """Measured points with error bars, and what is predicted of them as lines, against a size on a logarithmic axis.
 
     Args:
@@ -553,7 +559,7 @@ def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", y
         ax.set(xscale="log", yscale=yscale, xlabel=xlabel, ylabel=ylabel)
         if yscale == "log":
             _height_axis(ax, ax.get_ylim(), 8)
-        ax.xaxis.set_major_locator(FixedLocator(sizes if ticks is None else ticks))
+        ax.xaxis.set_major_locator(FixedLocator(list(sizes if ticks is None else ticks)))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
@@ -565,7 +571,7 @@ def convergence_figure(sizes, series, *, xlabel, ylabel, title="", caption="", y
     return fig
 
 
-def change_figure(changes, *, ylabel, title="", yscale="linear", width=6.5) -> Figure:
+def change_figure(changes: Mapping[str, tuple], *, ylabel: str, title: str = "", yscale: str = "linear", width: float = 6.5) -> Figure:
     """Ratios of two profiles along the text, with a line where nothing changes.
 
     Args:
@@ -579,10 +585,11 @@ def change_figure(changes, *, ylabel, title="", yscale="linear", width=6.5) -> F
     lengths = {len(ratio_L) for ratio_L, _ in changes.values()}
     if len(lengths) != 1:
         raise ValueError(f"changes: must be at least one, of one length, not {sorted(lengths)}")
+    (length,) = lengths
     with matplotlib.rc_context(STYLE):
         fig = Figure()
         ax, left, right, height = fig.subplots(), 0.72, 0.2, max(0.4 * width, 2.0)
-        _position_axis(ax, *lengths, width - left - right)
+        _position_axis(ax, length, width - left - right)
         ax.axhline(1, color=SOFT, lw=0.7, ls=(0, (1, 2)), zorder=0)
         for number, (label, (ratio_L, stderr_L)) in enumerate(changes.items()):
             ratio_L, color = np.asarray(ratio_L, np.float64), (MEASURED, *PREDICTED)[number % 7]
@@ -593,7 +600,7 @@ def change_figure(changes, *, ylabel, title="", yscale="linear", width=6.5) -> F
         ax.set_yscale(yscale)
         ax.tick_params(axis="y", labelsize=7.5)
         ax.grid(axis="y", color="#e6e6e6", lw=0.5)
-        _lay_out(fig, np.array([[ax]]), width, height, left=left, right=right, title=title, caption="", lengths=[*lengths],
+        _lay_out(fig, np.array([[ax]]), width, height, left=left, right=right, title=title, caption="", lengths=[length],
                  ylabel=ylabel)  # fmt: skip
     return fig
 
@@ -623,7 +630,8 @@ class Panel:
     places: np.ndarray | None = None
 
 
-def place_figure(panels, *, xlabel="place of the pair in the context", title="", caption="", width=6.5) -> Figure:
+def place_figure(panels: Sequence[Panel], *, xlabel: str = "place of the pair in the context", title: str = "", caption: str = "",
+                 width: float = 6.5) -> Figure:  # fmt: skip
     """Numbers against the place they belong to, counted from 1, in panels side by side; curves named once mean the same in each.
 
     Args:
@@ -642,9 +650,9 @@ def place_figure(panels, *, xlabel="place of the pair in the context", title="",
         fig = Figure(figsize=(width, height), layout="constrained")
         shown = None
         for ax, panel in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
-            colors = (MEASURED, *PREDICTED)
+            colors: Sequence = (MEASURED, *PREDICTED)
             if panel.ordered:
-                colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, len(panel.curves)))
+                colors = list(matplotlib.colormaps["viridis"](np.linspace(0, 0.88, len(panel.curves))))
             for i, (label, (values_N, low_N, high_N)) in enumerate(panel.curves.items()):
                 x_N = 1 + (np.arange(len(values_N)) if panel.places is None else np.asarray(panel.places))
                 ax.plot(x_N, values_N, color=colors[i % len(colors)], lw=1.3, marker="o", ms=2.2, label=label)
@@ -670,7 +678,8 @@ def place_figure(panels, *, xlabel="place of the pair in the context", title="",
 # --- over axes of a grid ----------------------------------------------------------------------------------------------
 
 
-def bundle_figure(profiles, *, axis, title="", caption="", ylabel=INFLUENCE, decades=9, width=6.5) -> Figure:
+def bundle_figure(profiles: Mapping[Any, tuple], *, axis: str, title: str = "", caption: str = "", ylabel: str = INFLUENCE,
+                  decades: float = 9, width: float = 6.5) -> Figure:  # fmt: skip
     """Profiles along one axis of a grid in one panel, coloured in the axis' order; predictions dashed in the same colour.
 
     Args:
@@ -707,7 +716,7 @@ def bundle_figure(profiles, *, axis, title="", caption="", ylabel=INFLUENCE, dec
     return fig
 
 
-def life_figure(steps, profiles_ML, *, label="influence", caption="", width=6.5) -> Figure:
+def life_figure(steps: Sequence[int], profiles_ML: ArrayLike, *, label: str = "influence", caption: str = "", width: float = 6.5) -> Figure:
     """A valley's life: influence over its mean, by position and by the number of updates, a row for each measured step.
 
     Args:
@@ -738,7 +747,8 @@ def life_figure(steps, profiles_ML, *, label="influence", caption="", width=6.5)
     return fig
 
 
-def lines_figure(x, series, *, xlabel, ylabel, levels=None, title="", caption="", yscale="linear", width=6.5) -> Figure:
+def lines_figure(x: ArrayLike, series: Mapping[str, tuple], *, xlabel: str, ylabel: str, levels: Mapping[str, float] | None = None,
+                 title: str = "", caption: str = "", yscale: str = "linear", width: float = 6.5) -> Figure:  # fmt: skip
     """Lines over an evenly divided axis, with bands.
 
     Args:
@@ -777,7 +787,8 @@ def lines_figure(x, series, *, xlabel, ylabel, levels=None, title="", caption=""
     return fig
 
 
-def heat_figure(panels, *, rows, cols, row_names, col_names, label, caption="", width=6.5) -> Figure:
+def heat_figure(panels: Mapping[str, ArrayLike], *, rows: str, cols: str, row_names: Sequence, col_names: Sequence, label: str,
+                caption: str = "", width: float = 6.5) -> Figure:  # fmt: skip
     """One number per cell over two axes of a grid, on a logarithmic scale of colours, each written in its field.
 
     Args:
@@ -790,23 +801,24 @@ def heat_figure(panels, *, rows, cols, row_names, col_names, label, caption="", 
     Raises:
       ValueError: there is no panel, or one has another shape.
     """
-    panels = {title: np.asarray(values_RC, np.float64) for title, values_RC in panels.items()}
-    if not panels or any(values_RC.shape != (len(row_names), len(col_names)) for values_RC in panels.values()):
+    arrays = {title: np.asarray(values_RC, np.float64) for title, values_RC in panels.items()}
+    if not arrays or any(values_RC.shape != (len(row_names), len(col_names)) for values_RC in arrays.values()):
         raise ValueError(f"panels: must be at least one, of {len(row_names)} rows and {len(col_names)} columns")
-    seen = np.concatenate([values_RC[np.isfinite(values_RC) & (values_RC > 0)] for values_RC in panels.values()])
+    seen = np.concatenate([values_RC[np.isfinite(values_RC) & (values_RC > 0)] for values_RC in arrays.values()])
     low, high = (seen.min(), seen.max()) if len(seen) else (1.0, 1.0)
-    norm = LogNorm(low, max(high, 1.01 * low), clip=True)
-    across = min(len(panels), max(1, int(width // (0.9 + 0.45 * len(col_names)))))
-    down = math.ceil(len(panels) / across)
+    high = max(high, 1.01 * low)
+    norm = LogNorm(low, high, clip=True)
+    across = min(len(arrays), max(1, int(width // (0.9 + 0.45 * len(col_names)))))
+    down = math.ceil(len(arrays) / across)
     lines = _wrapped(caption, width - 0.2)
     with matplotlib.rc_context(STYLE | {"axes.spines.top": True, "axes.spines.right": True}):
         height = down * (0.55 + max(0.32 * len(row_names), 0.6)) + 0.55 + CAPTION_LINE * len(lines)
         fig = Figure(figsize=(width, height), layout="constrained")
         axes = fig.subplots(down, across, squeeze=False)
-        for ax in axes.flat[len(panels) :]:
+        for ax in axes.flat[len(arrays) :]:
             ax.set_axis_off()
-        for ax, (title, values_RC) in zip(axes.flat, panels.items()):
-            image = ax.imshow(np.where(values_RC > 0, np.minimum(values_RC, norm.vmax), np.nan), norm=norm, cmap="viridis", aspect="auto")
+        for ax, (title, values_RC) in zip(axes.flat, arrays.items()):
+            image = ax.imshow(np.where(values_RC > 0, np.minimum(values_RC, high), np.nan), norm=norm, cmap="viridis", aspect="auto")
             ax.set(xlabel=cols, ylabel=rows)
             ax.set_xticks(range(len(col_names)), col_names)
             ax.set_yticks(range(len(row_names)), row_names)
@@ -817,8 +829,8 @@ def heat_figure(panels, *, rows, cols, row_names, col_names, label, caption="", 
                 ax.text(col, row, "–" if np.isnan(value) else _number(value, digits=2), ha="center", va="center", fontsize=7,
                         color="white" if dark else INK)  # fmt: skip
         bar = fig.colorbar(image, ax=axes, fraction=0.05)
-        ticks = np.geomspace(norm.vmin, norm.vmax, 3)
-        bar.ax.yaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
+        ticks = np.geomspace(low, high, 3)
+        bar.ax.yaxis.set(major_locator=FixedLocator(ticks.tolist()), minor_locator=NullLocator())
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value, digits=2)))
         fig.suptitle(label, x=0.01, ha="left", fontsize=9, fontweight="bold")
         if caption:

@@ -8,11 +8,14 @@ Axes: L position, S seed, W text window. Positions are 0-based.
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import scipy.ndimage
 import scipy.special
 import scipy.stats
+from numpy.typing import ArrayLike
 
 MARGIN = 0.1  # an end must stand this far above the middle, relative to it, to be seen as above
 
@@ -60,7 +63,7 @@ class Summary:
     delta: bool
 
 
-def middle(profile_L) -> float:
+def middle(profile_L: ArrayLike) -> float:
     """Median over the central tenth of positions: ⌈L/10⌉ of them, one more where that is needed to be centred."""
     profile_L = check_profile(profile_L)
     length = len(profile_L)
@@ -70,7 +73,7 @@ def middle(profile_L) -> float:
     return float(np.median(profile_L[start : start + count]))
 
 
-def ratios(profile_L) -> dict:
+def ratios(profile_L: ArrayLike) -> dict[str, float]:
     """The three contrasts of a profile: primacy (first/middle), recency (last/middle), anchor (last/next-to-last).
 
     x/0 is inf for x > 0, and 0/0 is nan; the anchor of a single position is nan.
@@ -107,7 +110,7 @@ def shape(primacy: float, recency: float, primacy_se: float = math.nan, recency_
     return "hump" if _beyond(primacy, primacy_se, -1) or _beyond(recency, recency_se, -1) else "flat"
 
 
-def summarize(profile_L, stderr: dict | None = None) -> Summary:
+def summarize(profile_L: ArrayLike, stderr: Mapping[str, float] | None = None) -> Summary:
     """What one profile says, in numbers.
 
     Args:
@@ -132,7 +135,7 @@ def summarize(profile_L, stderr: dict | None = None) -> Summary:
     )  # fmt: skip
 
 
-def summarize_seeds(profiles_SL) -> Summary:
+def summarize_seeds(profiles_SL: ArrayLike) -> Summary:
     """`summarize` of the root mean square over seeds, with jackknife standard errors of the ratios.
 
     Raises:
@@ -141,7 +144,7 @@ def summarize_seeds(profiles_SL) -> Summary:
     return summarize(rms(profiles_SL), jackknife(ratios, profiles_SL)[1])
 
 
-def summarize_windows(profiles_WL) -> Summary:
+def summarize_windows(profiles_WL: ArrayLike) -> Summary:
     """`summarize` of the median over text windows of one network, with standard errors over windows.
 
     The windows' ratios scatter by factors, so each error is that of the median ratio's logarithm, times the ratio.
@@ -149,6 +152,7 @@ def summarize_windows(profiles_WL) -> Summary:
     Raises:
       ValueError: as `rms`.
     """
+    profiles_WL = check_profiles(profiles_WL)
     middle_L, _ = median_profile(profiles_WL)
     errors = {}
     for key, ratio in ratios(middle_L).items():
@@ -157,7 +161,7 @@ def summarize_windows(profiles_WL) -> Summary:
     return summarize(middle_L, errors)
 
 
-def rms(profiles_SL):
+def rms(profiles_SL: ArrayLike) -> np.ndarray:
     """Root mean square over seeds, [L]: what theory predicts, since it is squares that add over random weights.
 
     Raises:
@@ -169,7 +173,7 @@ def rms(profiles_SL):
     return scale_L * np.sqrt(np.mean((profiles_SL / scale_L) ** 2, axis=0))
 
 
-def jackknife(statistic, profiles_SL):
+def jackknife(statistic: Callable[[np.ndarray], Any], profiles_SL: ArrayLike) -> tuple[Any, Any]:
     """A statistic of the root mean square over seeds, and its standard error over seeds.
 
     Leaves one seed out at a time: with θ_s the statistic without seed s, se² = (S-1)/S Σ_s (θ_s - θ̄)². Right to
@@ -204,7 +208,7 @@ def jackknife(statistic, profiles_SL):
     return value, standard_error(without)
 
 
-def median_profile(profiles_WL, logs: bool = False):
+def median_profile(profiles_WL: ArrayLike, logs: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Median over text windows, [L], and its standard error, [L].
 
     The error is the bootstrap's in the limit of infinitely many resamples, so it is not random itself. The median of W
@@ -270,7 +274,7 @@ class Boundaries:
     peak_p: float
 
 
-def boundaries(profiles_WL, boundary_WL, radius: int = 8, shuffles: int = 2000, seed: int = 0) -> Boundaries:
+def boundaries(profiles_WL: ArrayLike, boundary_WL: ArrayLike, radius: int = 8, shuffles: int = 2000, seed: int = 0) -> Boundaries:
     """How much more influence there is near boundaries than the neighbourhood has, with shuffled controls.
 
     Each profile is taken as ln influence less its running median over 4·radius + 1 positions, which takes out the U. A
@@ -310,7 +314,7 @@ def boundaries(profiles_WL, boundary_WL, radius: int = 8, shuffles: int = 2000, 
     return Boundaries(len(at_B), offsets_O, aligned_O, shuffled_O, null_SO.std(0), d_O, peak, float(peak_p))
 
 
-def spearman(measured_L, predicted_L) -> float:
+def spearman(measured_L: ArrayLike, predicted_L: ArrayLike) -> float:
     """Spearman's rank correlation over positions; nan for a constant profile (it has no ranks) and for L = 1.
 
     Any two falling profiles score 1, whatever their sizes: read it beside `log_distance`.
@@ -321,7 +325,7 @@ def spearman(measured_L, predicted_L) -> float:
     return float(scipy.stats.spearmanr(measured_L, predicted_L).statistic)
 
 
-def wasserstein(measured_L, predicted_L, scaled: bool = False) -> float:
+def wasserstein(measured_L: ArrayLike, predicted_L: ArrayLike, scaled: bool = False) -> float:
     """Earth mover's distance between two profiles, each divided by its sum: how far influence must be moved.
 
     Args:
@@ -341,7 +345,7 @@ def wasserstein(measured_L, predicted_L, scaled: bool = False) -> float:
     return float(scipy.stats.wasserstein_distance(place_L, place_L, measured_L, predicted_L))
 
 
-def log_distance(measured_L, predicted_L, free_scale: bool = False) -> tuple[float, float]:
+def log_distance(measured_L: ArrayLike, predicted_L: ArrayLike, free_scale: bool = False) -> tuple[float, float]:
     """Median and maximum over positions of |ln(measured/predicted)|: 0.01 is one percent.
 
     A position where both are zero agrees (0); one where only one is zero is infinitely far (inf).
@@ -363,7 +367,7 @@ def log_distance(measured_L, predicted_L, free_scale: bool = False) -> tuple[flo
     return float(np.median(np.abs(log_ratio_L))), float(np.abs(log_ratio_L).max())
 
 
-def compare(measured_L, predicted_L) -> dict:
+def compare(measured_L: ArrayLike, predicted_L: ArrayLike) -> dict[str, float]:
     """Every distance between two profiles, as columns of a table.
 
     Returns:
@@ -387,7 +391,7 @@ def compare(measured_L, predicted_L) -> dict:
     )  # fmt: skip
 
 
-def check_profile(profile_L, name: str = "profile"):
+def check_profile(profile_L: ArrayLike, name: str = "profile") -> np.ndarray:
     """The profile as a float64 array [L].
 
     Raises:
@@ -396,7 +400,7 @@ def check_profile(profile_L, name: str = "profile"):
     return _check(profile_L, name, ("L",))
 
 
-def check_profiles(profiles_SL, name: str = "profiles"):
+def check_profiles(profiles_SL: ArrayLike, name: str = "profiles") -> np.ndarray:
     """One profile per seed or window as a float64 array [S, L].
 
     Raises:
@@ -420,7 +424,7 @@ def _check(values, name, axes):
     return array
 
 
-def _check_pair(measured_L, predicted_L):
+def _check_pair(measured_L, predicted_L) -> tuple[np.ndarray, np.ndarray]:
     measured_L, predicted_L = check_profile(measured_L, "measured"), check_profile(predicted_L, "predicted")
     if len(measured_L) != len(predicted_L):
         raise ValueError(f"predicted has {len(predicted_L)} positions: measured has {len(measured_L)}")

@@ -15,15 +15,18 @@ import os
 import pathlib
 import time
 import uuid
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from lim import ladder
+from lim.config import Config
 from lim.model import Decoder, check_length, graphdef, params_of
 from lim.switches import Switches
 from lim.theory import kernel
@@ -77,7 +80,7 @@ class Task:
         """T, the tokens of a training sequence."""
         return 2 * (self.pairs + self.questions)
 
-    def batch(self, step: int, size: int, window=None, weights_N=None):
+    def batch(self, step: int, size: int, window: tuple[int, int] | None = None, weights_N: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The training sequences of one update: a function of the arguments and the seed alone.
 
         Args:
@@ -105,7 +108,7 @@ class Task:
         weights_BL[:, 2 * self.pairs :: 2] = (counts_N * (1 - outside_N))[asked_BQ]
         return tokens_BT, weights_BL
 
-    def held_out(self, count: int):
+    def held_out(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Sequences that end with a question's key, `count` about each place, from random numbers that training never sees.
 
         Returns:
@@ -146,7 +149,7 @@ class Recall:
     loss_se_N: np.ndarray
 
     @classmethod
-    def of(cls, right_NB, loss_NB) -> "Recall":
+    def of(cls, right_NB: ArrayLike, loss_NB: ArrayLike) -> "Recall":
         """From every question: whether it was answered rightly, and the loss of its answer."""
         right_NB, loss_NB = np.asarray(right_NB), np.asarray(loss_NB, np.float64)
         count = right_NB.shape[1]
@@ -154,22 +157,22 @@ class Recall:
         return cls(right_NB.sum(axis=1), count, loss_NB.mean(axis=1), error_N)
 
     @property
-    def accuracy_N(self):
+    def accuracy_N(self) -> np.ndarray:
         """Share of right answers."""
         return self.correct_N / self.count
 
-    def interval(self, confidence: float = 0.95):
+    def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Wilson's interval of the accuracy, (low_N, high_N)."""
         return wilson(self.correct_N, self.count, confidence)
 
 
-def wilson(correct_N, count, confidence: float = 0.95):
+def wilson(correct_N: np.ndarray, count: int, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's intervals, (low_N, high_N), of the probabilities behind `correct_N` successes in `count` trials each."""
     tests = [stats.binomtest(int(k), int(count)).proportion_ci(confidence, method="wilson") for k in correct_N]
     return np.array([t.low for t in tests]), np.array([t.high for t in tests])
 
 
-def evaluate(decoder, task: Task, count: int = 128, switches=Switches()) -> Recall:
+def evaluate(decoder: Decoder, task: Task, count: int = 128, switches: Switches = Switches()) -> Recall:
     """Recall of the first question, directly behind the context, by the place of its pair, on `count` held-out sequences each.
 
     An answer is right if no other token, key or value, is likelier.
@@ -220,7 +223,7 @@ class Intervention:
         """All of it, as JSON has it."""
         return jax.tree.map(lambda v: np.asarray(v).tolist(), dataclasses.asdict(self))
 
-    def window(self, task: Task, share: float):
+    def window(self, task: Task, share: float) -> tuple[int, int]:
         """(start, stop) of the places that questions are about when this share of the steps is done."""
         grown = min(share / self.widened, 1.0) if self.widened else 1.0
         width = math.ceil(task.pairs * (self.narrow + (1 - self.narrow) * grown) - 1e-9)
@@ -240,7 +243,7 @@ INTERVENTIONS = {
 }
 
 
-def intervention(name: str, task: Task, config) -> Intervention:
+def intervention(name: str, task: Task, config: Config) -> Intervention:
     """The intervention of this name, for this task and network.
 
     Raises:
@@ -259,12 +262,12 @@ def intervention(name: str, task: Task, config) -> Intervention:
     return Intervention()
 
 
-def hann_weights(pairs: int):
+def hann_weights(pairs: int) -> np.ndarray:
     """½ + sin²(π(n + ½)/N), [N]: mean 1, three times as much in the middle as at the ends."""
     return 0.5 + np.sin(np.pi * (np.arange(pairs) + 0.5) / pairs) ** 2
 
 
-def inverse_weights(profile_N, cap: float = CAP):
+def inverse_weights(profile_N: ArrayLike, cap: float = CAP) -> np.ndarray:
     """min(c / profile, cap), [N], with c such that their mean is 1.
 
     Raises:
@@ -279,9 +282,10 @@ def inverse_weights(profile_N, cap: float = CAP):
         scale = (len(inverse_N) - capped * cap) / rest.sum()
         if scale * rest[-1] <= cap:
             return np.minimum(scale * inverse_N, cap)
+    raise ValueError(f"cap={cap}: must be above 1, and the profile positive, for weights of mean 1")
 
 
-def birth_profile(task: Task, config, switches=Switches()):
+def birth_profile(task: Task, config: Config, switches: Switches = Switches()) -> np.ndarray:
     """Influence at birth of each pair on the final norm's output at the first question's key, by the kernel theory, [N].
 
     Root mean square over the pair's two tokens, and over seeds; all tokens count as distinct.
@@ -290,12 +294,12 @@ def birth_profile(task: Task, config, switches=Switches()):
     return np.sqrt(np.mean(influence_T[:-1].reshape(-1, 2) ** 2, axis=1))
 
 
-def spread(profile_N) -> float:
+def spread(profile_N: ArrayLike) -> float:
     """Standard deviation of the logarithm over places: 0 for a flat profile."""
     return float(np.std(np.log(profile_N)))
 
 
-def flattening_skip(task: Task, config, bounds=SKIPS) -> Switches:
+def flattening_skip(task: Task, config: Config, bounds: tuple[float, float] = SKIPS) -> Switches:
     """The weight of each layer's skip, within bounds, that makes `birth_profile` flattest.
 
     A local minimum of `spread`, found by L-BFGS-B in the logarithms of the weights, from the network as published on.
@@ -311,7 +315,7 @@ def flattening_skip(task: Task, config, bounds=SKIPS) -> Switches:
 # ---- training under one of them ----
 
 
-def network(task: Task, layers: int = 2, width: int = 64):
+def network(task: Task, layers: int = 2, width: int = 64) -> Config:
     """The Config that learns the task in minutes: `lim.ladder.shape` with the task's tokens and a narrower MLP.
 
     Its initial spread keeps width·init_std² at that of Qwen2-0.5B; at 0.02, as wide networks have it, attention at birth
@@ -343,7 +347,7 @@ class Curve:
     seconds: float
 
     @property
-    def accuracy_SN(self):
+    def accuracy_SN(self) -> np.ndarray:
         """Share of right answers."""
         return self.correct_SN / self.count
 
@@ -353,8 +357,8 @@ class Curve:
         return Recall(self.correct_SN[-1], self.count, self.loss_SN[-1], self.loss_se_SN[-1])
 
 
-def train(task: Task, config, recipe: Recipe, chosen: Intervention, folder, *, evaluations: int = 16, count: int = 128,
-          on_step=lambda step: None) -> Curve:  # fmt: skip
+def train(task: Task, config: Config, recipe: Recipe, chosen: Intervention, folder: str | os.PathLike, *, evaluations: int = 16,
+          count: int = 128, on_step: Callable[[int], object] = lambda step: None) -> Curve:  # fmt: skip
     """Trains a network from birth on the task, evaluating it at regular steps; resumes where the folder's checkpoints end.
 
     Args:
@@ -381,7 +385,8 @@ def train(task: Task, config, recipe: Recipe, chosen: Intervention, folder, *, e
         resumed = checkpoints.restore(trainer, about)
         rows = [row for row in _read_curve(folder / CURVE) if resumed and row["step"] <= trainer.step]
         (folder / CURVE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        began, losses = time.monotonic() - (rows[-1]["seconds"] if rows else 0.0), []
+        began = time.monotonic() - (rows[-1]["seconds"] if rows else 0.0)
+        losses: list[float] = []
         on_step(trainer.step)
         while True:
             if trainer.step in at and (not rows or rows[-1]["step"] < trainer.step):
@@ -428,7 +433,7 @@ def _append(path, row):
 # ---- what the numbers say ----
 
 
-def crossings(steps_S, accuracy_SN, level: float = 0.5):
+def crossings(steps_S: ArrayLike, accuracy_SN: ArrayLike, level: float = 0.5) -> np.ndarray:
     """The step at which each place first reaches the level, [N], linear between evaluations; infinite where it never does."""
     steps_S, accuracy_SN = np.asarray(steps_S, np.float64), np.asarray(accuracy_SN, np.float64)
     found_N = np.full(accuracy_SN.shape[1], math.inf)
@@ -442,18 +447,18 @@ def crossings(steps_S, accuracy_SN, level: float = 0.5):
     return found_N
 
 
-def thirds(values_N):
+def thirds(values_N: ArrayLike) -> tuple[float, ...]:
     """Means over the first, the middle and the last third of places (as equal as whole places can be)."""
     return tuple(float(np.mean(part)) for part in np.array_split(np.asarray(values_N, np.float64), 3))
 
 
-def valley(values_N) -> float:
+def valley(values_N: np.ndarray) -> float:
     """The lowest place over the mean of the two ends; NaN where the ends are 0. Noise lowers the lowest."""
     ends = (values_N[0] + values_N[-1]) / 2
     return float(np.min(values_N) / ends) if ends else math.nan
 
 
-def t_interval(values_S, confidence: float = 0.95):
+def t_interval(values_S: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
     """Mean over seeds and half the width of Student's interval, infinite for one seed."""
     values_S = np.asarray(values_S, np.float64)
     if len(values_S) < 2:
@@ -485,14 +490,14 @@ class TextContext:
 
     tokens_C: np.ndarray
     spans_N2: np.ndarray
-    questions: list
-    answers: list
+    questions: list[np.ndarray]
+    answers: list[np.ndarray]
 
-    def prompt(self, n: int):
+    def prompt(self, n: int) -> np.ndarray:
         """Context and question about pair n, without the answer."""
         return np.concatenate([self.tokens_C, self.questions[n]])
 
-    def room(self, places) -> int:
+    def room(self, places: Iterable[int]) -> int:
         """Tokens that the context, the longest of these pairs' questions and the longest answer take, the last two in whole eights."""
         return len(self.tokens_C) + _eights(self.questions, places) + _eights(self.answers, places)
 
@@ -502,7 +507,7 @@ def _eights(parts, places):
     return 8 * math.ceil(max(len(parts[n]) for n in places) / 8)
 
 
-def text_context(encode, pairs: int, form: str, rng) -> TextContext:
+def text_context(encode: Callable[[str], ArrayLike], pairs: int, form: str, rng: np.random.Generator) -> TextContext:
     """A random context of distinct keys and values, after `TEMPLATE`.
 
     Each piece is encoded by itself and the ids are joined, so that a key and a value have the same ids wherever they stand.
@@ -539,7 +544,7 @@ def _words(form, count, rng):
     raise ValueError(f"form={form!r}: allowed are {', '.join(FORMS)}")
 
 
-def ask(decoder, context: TextContext, places, buffer: int):
+def ask(decoder: Decoder, context: TextContext, places: Sequence[int] | np.ndarray, buffer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Asks about several pairs of one context, which is read only once.
 
     Args:
@@ -569,7 +574,8 @@ def ask(decoder, context: TextContext, places, buffer: int):
     scored = _ask(params_of(decoder), tokens_B, start, parts_PM, asked_P, answer=_eights(context.answers, places), config=config)
     each = [(right_A[:length].all(), right_A[0], loss_A[:length].sum(dtype=np.float64))
             for loss_A, right_A, length in zip(*map(np.asarray, scored), lengths_P)]  # fmt: skip
-    return tuple(map(np.array, zip(*each)))
+    right_P, first_P, loss_P = map(np.array, zip(*each))
+    return right_P, first_P, loss_P
 
 
 @functools.partial(jax.jit, static_argnames=("answer", "config"))
@@ -601,6 +607,6 @@ def _ask(params, context_B, start, parts_PM, asked_P, *, answer, config):
     return jax.lax.map(scores, (decoder.hidden(parts_PMD), parts_PM, asked_P))
 
 
-def pair_influence(influence_T, context: TextContext):
+def pair_influence(influence_T: np.ndarray, context: TextContext) -> np.ndarray:
     """Influence of each pair: the root of the sum of squares over its tokens, [N], from a prompt's profile."""
     return np.array([math.sqrt(np.sum(np.square(influence_T[start:stop]))) for start, stop in context.spans_N2])

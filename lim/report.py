@@ -10,18 +10,24 @@ import io
 import math
 import pathlib
 import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import jinja2
 import matplotlib
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 from lim import plot, verdict
+
+if TYPE_CHECKING:  # the claims, and all that they import, are not needed to draw their page
+    from lim.claims import Finding
 
 STYLES = {verdict.HOLDS: "holds", verdict.QUALIFIED: "qualified", verdict.FAILS: "fails", verdict.NOT_RUN: "open"}
 DPI = 144
 
 
-def page(findings, *, scale: str, command, run: dict) -> str:
+def page(findings: Sequence["Finding"], *, scale: str, command: Callable[[str], str], run: dict) -> str:
     """The page as text.
 
     Args:
@@ -38,7 +44,7 @@ def page(findings, *, scale: str, command, run: dict) -> str:
     return environment.get_template("report.html").render(rows=rows, scale=scale, counts=said, run=list(run.items()))
 
 
-def ledger_table(findings) -> str:
+def ledger_table(findings: Iterable["Finding"]) -> str:
     """The ledger as a Markdown table, verdicts with what qualifies them."""
     lines = ["| | claim | paper | measured | verdict | chance of another |", "| --- | --- | --- | --- | --- | --- |"]
     for finding in findings:
@@ -77,7 +83,7 @@ def percent(chance: float) -> str:
     return "under 0.1 %" if chance < 0.001 else f"{100 * chance:.2g} %" if chance < 0.995 else "over 99 %"
 
 
-def picture(figure, alt: str, name: str) -> Markup:
+def picture(figure: Figure, alt: str, name: str) -> Markup:
     """A figure as an element of a page, SVG or PNG, whichever is smaller.
 
     Args:

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from numpy.typing import ArrayLike
 
 from lim.attention import attention_weights
 from lim.influence import checked_index, checked_tokens
-from lim.model import attention_switches
+from lim.model import Decoder, attention_switches
 from lim.switches import Switches
 
 
@@ -36,7 +37,7 @@ class Rollout:
     first_token_N: np.ndarray
 
 
-def measure(decoder, tokens_L, switches=Switches(), *, read=-1) -> Rollout:
+def measure(decoder: Decoder, tokens_L: ArrayLike, switches: Switches = Switches(), *, read: int = -1) -> Rollout:
     """Strengths and attention rollout (Abnar and Zuidema 2020, arXiv:2005.00928, with measured in place of equal shares).
 
     Args:

@@ -10,6 +10,8 @@ import math
 import os
 import socket
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -23,7 +25,7 @@ TRAINING = "training.zarr"  # of a training's, see `lim.watch`
 LEASE = 3600.0  # seconds after which a mark from another machine is taken for a dead worker's
 
 
-def open(path) -> xr.Dataset:
+def open(path: str | os.PathLike) -> xr.Dataset:
     """The dataset of a grid, read lazily; it may be read while workers still write it. (Or of a training: see `lim.watch`.)
 
     Dimensions are the grid's axes as they were written (`ds.sel(rope="off", layers=6)`), `seed` and `position`. What the
@@ -53,7 +55,8 @@ def open(path) -> xr.Dataset:
 class Store:
     """A grid's dataset for those who write it."""
 
-    def __init__(self, path, *, axes, seeds, length, metrics, theory_metrics, grid, attributes):
+    def __init__(self, path: str | os.PathLike, *, axes: Mapping[str, Sequence | tuple[Sequence, Sequence]], seeds: Sequence[int],
+                 length: int, metrics: Sequence[str], theory_metrics: Sequence[str], grid: dict, attributes: dict):  # fmt: skip
         """Opens the store of this grid, and makes it where there is none or only part of one.
 
         Several processes may do so at once, since all of them write the same bytes.
@@ -78,7 +81,8 @@ class Store:
         except zarr.errors.ContainsGroupError:
             pass
         self.attributes = check_same(self.path, grid)
-        group, self._arrays = zarr.open_group(self.path, mode="r+", use_consolidated=False), {}
+        group = zarr.open_group(self.path, mode="r+", use_consolidated=False)
+        self._arrays: dict[str, Any] = {}
 
         def coordinate(name, values, dim=None):
             values = np.asarray(values)
@@ -120,7 +124,7 @@ class Store:
         """The status of every cell, [axes, seed]."""
         return np.asarray(self._arrays["status"][...], object)
 
-    def claim(self, cells, retry_failed=False, alone=False) -> list:
+    def claim(self, cells: Iterable[tuple], retry_failed: bool = False, alone: bool = False) -> list[tuple]:
         """Marks cells as running, and returns those that are this process's now.
 
         Left out are those that another worker has done or has in hand: a running mark counts while its process lives, or
@@ -137,12 +141,12 @@ class Store:
                 mine.append(cell)
         return mine
 
-    def release(self, cells):
+    def release(self, cells: Iterable[tuple]) -> None:
         """Cells in hand are pending again; this needs no room on the disk, since what is pending is not stored."""
         for cell in cells:
             self._arrays["status"][cell] = "pending"
 
-    def write(self, cell, status, *, error="", **values):
+    def write(self, cell: tuple, status: str, *, error: str = "", **values: Any) -> None:
         """A cell's values, by variable, and then its status.
 
         Args:
@@ -160,7 +164,7 @@ class Store:
         self._arrays["status"][cell] = status
 
 
-def compact(path, target):
+def compact(path: str | os.PathLike, target: str | os.PathLike) -> None:
     """Copies a store in which nothing is left to do into few large files, for archives and fast reading.
 
     Args:
@@ -173,7 +177,7 @@ def compact(path, target):
     ds.to_zarr(_inside(target), mode="w", consolidated=False, zarr_format=3)
 
 
-def remove(path):
+def remove(path: str | os.PathLike) -> None:
     """Removes the store in a folder or below a URL, if there is one."""
     files, place = fsspec.url_to_fs(_inside(path))
     if files.exists(place):
@@ -194,7 +198,8 @@ def _located(path) -> str:
     return f"{path}/{TRAINING}" if files.exists(training) else _inside(path)
 
 
-def _read_attributes(path):
+def _read_attributes(path) -> dict[str, Any]:
+    attributes: dict[str, Any]
     try:
         attributes = dict(zarr.open_group(path, mode="r", use_consolidated=False).attrs)
     except (FileNotFoundError, NotADirectoryError):
@@ -206,7 +211,7 @@ def _read_attributes(path):
     return attributes
 
 
-def check_same(path, grid) -> dict:
+def check_same(path: str, grid: dict) -> dict:
     """The attributes of the store at a path, which must hold this grid (or training).
 
     Raises:

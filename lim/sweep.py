@@ -12,7 +12,10 @@ import functools
 import hashlib
 import itertools
 import math
+import os
 import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +73,7 @@ class Grid:
     length: int = 256
     output: str = "hidden"
     source: int = 0
-    probes: int | str | None = "auto"
+    probes: int | Literal["auto"] | None = "auto"
 
     def __post_init__(self):
         if unknown := self.axes.keys() - set(AXES):
@@ -123,14 +126,14 @@ class Grid:
 
     def spec(self) -> dict:
         """All that decides the numbers, as JSON; `from_spec` makes the grid again, without the text's ids."""
-        plain = {"model": dataclasses.asdict, "tokens": lambda ids: None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest()}
+        plain: dict[str, Callable] = {"model": dataclasses.asdict, "tokens": lambda ids: None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest()}
         axes = {name: {text: plain.get(name, lambda v: v)(value) for text, value in values.items()}
                 for name, values in self.axes.items()}  # fmt: skip
         return dict(model=dataclasses.asdict(self.config), axes=axes, seeds=list(self.seeds), length=self.length,
                     output=self.output, source=self.source, probes=self.probes)  # fmt: skip
 
     @classmethod
-    def from_spec(cls, spec) -> "Grid":
+    def from_spec(cls, spec: dict) -> "Grid":
         """A grid as a store remembers it: for drawing, since it has forgotten the text."""
         axes = {name: dict(values) for name, values in spec["axes"].items()}
         axes |= {name: {text: read(value) for text, value in axes[name].items()}
@@ -138,7 +141,7 @@ class Grid:
         rest = {name: spec[name] for name in ("length", "output", "source", "probes")}
         return cls(Config(**spec["model"]), axes, tuple(spec["seeds"]), **rest)
 
-    def store(self, path, **attributes) -> Store:
+    def store(self, path: str | os.PathLike, **attributes: Any) -> Store:
         """This grid's store at a path, made where there is none; `attributes` are kept in a new one.
 
         Raises:
@@ -159,7 +162,7 @@ class Outcome:
     error: str = ""
 
 
-def todo(grid: Grid, store: Store, *, shard=(0, 1), retry_failed=False) -> list[dict]:
+def todo(grid: Grid, store: Store, *, shard: tuple[int, int] = (0, 1), retry_failed: bool = False) -> list[dict[tuple, tuple[Configuration, int]]]:
     """The cells that the store lacks: for each shape cell → (configuration, index of its seed), a seed at a time.
 
     Args:
@@ -169,14 +172,14 @@ def todo(grid: Grid, store: Store, *, shard=(0, 1), retry_failed=False) -> list[
     """
     status, shapes = store.status(), []
     wanted = {"pending", "running", "failed"} if retry_failed else {"pending", "running"}
-    for _, configurations in itertools.groupby(sorted(grid.configurations, key=_shape), key=_shape):
-        configurations = list(configurations)
+    for _, group in itertools.groupby(sorted(grid.configurations, key=_shape), key=_shape):
+        configurations = list(group)
         cells = [((*c.place, s), (c, s)) for s in range(len(grid.seeds)) for c in configurations]
         shapes.append({cell: what for cell, what in cells[shard[0] :: shard[1]] if status[cell] in wanted})
     return [cells for cells in shapes if cells]
 
 
-def run(grid: Grid, store: Store, *, shard=(0, 1), batch=None, retry_failed=False):
+def run(grid: Grid, store: Store, *, shard: tuple[int, int] = (0, 1), batch: int | None = None, retry_failed: bool = False) -> Iterator[Outcome]:
     """Runs what the store lacks; yields an `Outcome` for each cell once it is stored.
 
     Cells of the same shapes run in batches of one size, so that each shape is compiled once. When it is left early (an
@@ -235,9 +238,10 @@ def _verdict(cell, result, seconds):
     return Outcome(cell, "done"), dict(influence=result.influence_L, stderr=result.stderr_L, metrics=metrics)
 
 
-def predict(grid, configuration) -> dict:
+def predict(grid: Grid, configuration: Configuration) -> dict:
     """What theory says of a configuration, as variables of the store."""
-    c, where = configuration, dict(source=grid.source, read=-1)
+    c = configuration
+    where: dict[str, Any] = dict(source=grid.source, read=-1)
     values = dict(operator=paper.predict(c.config, c.length, c.switches, **where))
     try:
         # None: random tokens, all distinct; else the seeds read different windows, whose squares are averaged
@@ -279,7 +283,8 @@ class _Runner:
 
     def _measure(self, cells):
         rows, probes, chunk = (self._static[name] for name in ("rows", "probes", "chunk"))
-        results, left = [None] * len(cells), list(range(len(cells)))
+        results: list[Any] = [None] * len(cells)
+        left = list(range(len(cells)))
         for unit in (LARGE, 1.0):  # as `influence`: what overflows when enlarged is pulled back as it is
             moments = self._moments([cells[i] for i in left], unit)
             for i, *(scale_L, mean_L, m2_L) in zip(list(left), *moments):

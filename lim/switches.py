@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lim.config import Config
+
+Number = jax.Array | np.ndarray | float  # of a switch: one, or one per layer
 WHOLE = 2.0**24  # a window of so many positions is none: float32 counts no further
 
 
@@ -41,20 +44,20 @@ class Switches:
       score_path: scales gradients through the attention weights; 0 leaves the value pathway alone. Values do not change.
     """
 
-    rope: jax.Array | float | None = _switch(0, math.inf, 1.0, "scale of RoPE's angles")
-    positions: jax.Array | float | None = _switch(0, math.inf, 1.0, "scale of the learned position embedding")
-    causal: jax.Array | float | None = _switch(0, 1, 1.0, "causal mask (on) or full attention (off)")
-    residual: jax.Array | float | None = _switch(0, math.inf, 1.0, "weight of the skip, branch at 1")
-    alpha: jax.Array | float | None = _switch(0, 1, None, "skip at 1-alpha, branch at alpha", words=dict(off=0.0))
-    mlp: jax.Array | float | None = _switch(0, 1, 1.0, "MLP sub-blocks")
-    norm: jax.Array | float | None = _switch(0, 1, 1.0, "norms")
-    window: jax.Array | float | None = _switch(1, WHOLE, WHOLE, "positions a row attends to", words=dict(off=WHOLE), count=True)
-    prefix: jax.Array | float | None = _switch(0, WHOLE, 0.0, "first positions that every row attends to", words=dict(off=0.0), count=True)
-    alibi: jax.Array | float | None = _switch(0, math.inf, 0.0, "scale of ALiBi's slopes")
-    uniform_attention: jax.Array | float | None = _switch(0, 1, 0.0, "exact averaging in place of softmax")
-    score_path: jax.Array | float | None = _switch(0, 1, 1.0, "gradients through the attention weights")
+    rope: Number | None = _switch(0, math.inf, 1.0, "scale of RoPE's angles")
+    positions: Number | None = _switch(0, math.inf, 1.0, "scale of the learned position embedding")
+    causal: Number | None = _switch(0, 1, 1.0, "causal mask (on) or full attention (off)")
+    residual: Number | None = _switch(0, math.inf, 1.0, "weight of the skip, branch at 1")
+    alpha: Number | None = _switch(0, 1, None, "skip at 1-alpha, branch at alpha", words=dict(off=0.0))
+    mlp: Number | None = _switch(0, 1, 1.0, "MLP sub-blocks")
+    norm: Number | None = _switch(0, 1, 1.0, "norms")
+    window: Number | None = _switch(1, WHOLE, WHOLE, "positions a row attends to", words=dict(off=WHOLE), count=True)
+    prefix: Number | None = _switch(0, WHOLE, 0.0, "first positions that every row attends to", words=dict(off=0.0), count=True)
+    alibi: Number | None = _switch(0, math.inf, 0.0, "scale of ALiBi's slopes")
+    uniform_attention: Number | None = _switch(0, 1, 0.0, "exact averaging in place of softmax")
+    score_path: Number | None = _switch(0, 1, 1.0, "gradients through the attention weights")
 
-    def check(self, config) -> "Switches":
+    def check(self, config: Config) -> "Switches":
         """These switches as float32 numbers, one or one per layer, after checking them against a Config.
 
         Raises:
@@ -96,7 +99,7 @@ class Switches:
         """The same switches, each broadcast to one number per layer, as a scan over layers takes them."""
         return jax.tree.map(lambda v: jnp.broadcast_to(v, (layers,)), self)
 
-    def skip_and_branch(self):
+    def skip_and_branch(self) -> tuple[Number, Number]:
         """The weights of skip and branch, from `alpha` or `residual`; 1 where they are absent."""
         if self.alpha is not None:
             return 1 - self.alpha, self.alpha

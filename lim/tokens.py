@@ -10,11 +10,13 @@ import os
 import pathlib
 import sysconfig
 import zlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def random_tokens(vocab: int, length: int, seed: int = 0):
+def random_tokens(vocab: int, length: int, seed: int = 0) -> np.ndarray:
     """Token ids drawn uniformly, int32 [length]: all distinct when the vocabulary has that many, else with repeats.
 
     Distinct tokens make the embeddings at birth independent, so that no position resembles another by chance.
@@ -32,7 +34,7 @@ def random_tokens(vocab: int, length: int, seed: int = 0):
     return np.random.default_rng(seed).choice(vocab, length, replace=length > vocab).astype(np.int32)
 
 
-def read_text(path) -> str:
+def read_text(path: str | os.PathLike) -> str:
     """The content of a UTF-8 text file, line ends as "\\n".
 
     Raises:
@@ -59,7 +61,7 @@ def standard_text() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def encode(text: str, tokenizer, vocab: int):
+def encode(text: str, tokenizer: str | os.PathLike | None, vocab: int) -> np.ndarray:
     """A text as token ids, int32 [tokens], without special tokens such as a begin-of-text mark.
 
     Args:
@@ -75,7 +77,7 @@ def encode(text: str, tokenizer, vocab: int):
     if tokenizer is None:
         ids = np.frombuffer(text.encode("utf-8"), np.uint8)
     else:
-        ids = np.asarray(_tokenizer(tokenizer)(text, add_special_tokens=False, verbose=False)["input_ids"], np.int64)
+        ids = np.asarray(_tokenizer(os.fspath(tokenizer))(text, add_special_tokens=False, verbose=False)["input_ids"], np.int64)
     if not ids.size:
         raise ValueError("text: holds no tokens")
     if ids.max() >= vocab:
@@ -98,7 +100,7 @@ def _tokenizer(source):
         raise ValueError(f"tokenizer={source}: gives no tokenizer that transformers can read: {reason}") from None
 
 
-def windows(ids, length: int, count: int = 1):
+def windows(ids: ArrayLike, length: int, count: int = 1) -> np.ndarray:
     """Evenly spaced windows of a text, int32 [count, length]: the first at its start, the last of several at its end.
 
     They do not overlap where the text has count·length tokens, and never coincide.
@@ -144,7 +146,7 @@ def standard_documents() -> list[str]:
     return documents
 
 
-def separator(tokenizer) -> int:
+def separator(tokenizer: str | os.PathLike | None) -> int:
     """The id that stands before every packed document: 256 for bytes, else the tokenizer's end-of-text.
 
     Raises:
@@ -152,7 +154,7 @@ def separator(tokenizer) -> int:
     """
     if tokenizer is None:
         return BYTES
-    if (end := _tokenizer(tokenizer).eos_token_id) is None:
+    if (end := _tokenizer(os.fspath(tokenizer)).eos_token_id) is None:
         raise ValueError(f"tokenizer={tokenizer}: names no end-of-text token, which is to separate documents")
     return int(end)
 
@@ -172,7 +174,7 @@ class Packed:
     text_bytes: int
 
 
-def pack(documents, tokenizer, vocab: int) -> Packed:
+def pack(documents: Iterable[str], tokenizer: str | os.PathLike | None, vocab: int) -> Packed:
     """Packs documents in their order.
 
     Args:
@@ -193,7 +195,7 @@ def pack(documents, tokenizer, vocab: int) -> Packed:
     return Packed(np.concatenate(parts).astype(np.int32), starts, sum(len(text.encode("utf-8")) for text in documents))
 
 
-def split(documents, share: float = 0.05, seed: int = 0) -> tuple[list, list]:
+def split(documents: Sequence[str], share: float = 0.05, seed: int = 0) -> tuple[list[str], list[str]]:
     """Documents shuffled and parted: those to train on, and a share (by number, at least one) held out."""
     if len(documents) < 2:
         raise ValueError(f"documents: {len(documents)} cannot be parted; give at least 2, or one file split at blank lines")
@@ -208,7 +210,7 @@ class Reader:
     Every epoch cuts the text into windows anew, from another offset, and shuffles them.
     """
 
-    def __init__(self, ids, length: int, batch: int, seed: int = 0):
+    def __init__(self, ids: ArrayLike, length: int, batch: int, seed: int = 0):
         """Args:
           ids: token ids, [tokens].
           length, batch: predicted tokens of a window, windows of a batch.
@@ -228,20 +230,20 @@ class Reader:
         rng = np.random.default_rng([self.seed, epoch])
         return rng.integers(self.length) + self.length * rng.permutation(self.per_epoch)
 
-    def __call__(self, step: int):
+    def __call__(self, step: int) -> np.ndarray:
         """The batch of one step, int32 [batch, length + 1]; consecutive steps go through an epoch without repeats."""
         numbers = step * self.batch + np.arange(self.batch)
         starts = np.array([self._epoch(n // self.per_epoch)[n % self.per_epoch] for n in numbers])
         return self.ids[starts[:, None] + np.arange(self.length + 1)]
 
 
-def unigram_bits(train_ids, ids, vocab: int) -> float:
+def unigram_bits(train_ids: np.ndarray, ids: np.ndarray, vocab: int) -> float:
     """Bits per token of `ids` under the token frequencies of `train_ids` (one added to each): the least a model must beat."""
     counts = np.bincount(train_ids, minlength=vocab) + 1
     return float(-np.mean(np.log2(counts[ids] / counts.sum())))
 
 
-def zlib_bits(texts) -> float:
+def zlib_bits(texts: Sequence[bytes]) -> float:
     """Bits per byte that zlib at its best (gzip's method) needs for each of these bytes objects by itself."""
     return 8 * sum(len(zlib.compress(text, 9)) for text in texts) / sum(map(len, texts))
 

@@ -9,8 +9,11 @@ Axes: A part of a batch, B sequence, T = L + 1 tokens of a sequence, L position 
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +22,9 @@ import optax
 import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike
 
+from lim.attention import Array
 from lim.config import Config
 from lim.model import Decoder, birth_params, from_params, graphdef, params_of
 from lim.store import TRAINING
@@ -103,7 +108,8 @@ class Trainer:
       step: updates so far.
     """
 
-    def __init__(self, config: Config, recipe: Recipe, *, switches=Switches(), decoder: Decoder | None = None, devices=None):
+    def __init__(self, config: Config, recipe: Recipe, *, switches: Switches = Switches(), decoder: Decoder | None = None,
+                 devices: Sequence[jax.Device] | None = None):  # fmt: skip
         """Starts at birth, or from the weights of `decoder`.
 
         Args:
@@ -126,7 +132,7 @@ class Trainer:
         """The network as it is now, a copy: updates reuse the memory of the weights they replace."""
         return from_params(self.config, jax.tree.map(jnp.copy, self._state["params"]))
 
-    def update(self, tokens_BT, weights_BL) -> Step:
+    def update(self, tokens_BT: ArrayLike, weights_BL: ArrayLike) -> Step:
         """One update.
 
         Args:
@@ -151,7 +157,7 @@ class Trainer:
         """All that a checkpoint needs, as a tree of arrays."""
         return dict(self._state, step=np.int64(self.step))
 
-    def load(self, tree):
+    def load(self, tree: Mapping[str, Any]) -> None:
         """Takes over what `tree` gave."""
         self.step = int(tree["step"])
         self._state = jax.device_put({name: tree[name] for name in ("params", "optimizer")}, self._everywhere)
@@ -179,7 +185,7 @@ def _update(state, switches, tokens_ABT, weights_ABL, *, recipe, config, mesh):
     return dict(params=optax.apply_updates(state["params"], change), optimizer=optimizer), loss, optax.tree.norm(gradient)
 
 
-def token_losses(params, switches, tokens_BT, *, config):
+def token_losses(params: nnx.State, switches: Switches, tokens_BT: Array, *, config: Config) -> jax.Array:
     """-ln p of every token but the first, given those before it: [B, L] in nats; pure, for `jit` and `grad`."""
     decoder = nnx.merge(graphdef(config), params)
     logits_BLV = jax.vmap(lambda tokens_L: decoder(tokens_L, switches))(tokens_BT[:, :-1])
@@ -187,7 +193,7 @@ def token_losses(params, switches, tokens_BT, *, config):
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def embedding_gradients(params, switches, tokens_BT, *, config):
+def embedding_gradients(params: nnx.State, switches: Switches, tokens_BT: Array, *, config: Config) -> jax.Array:
     """‖∂ loss / ∂ x_j‖ per sequence and position, [B, L]: the loss is a sequence's mean, x_j the stream into the first block.
 
     How hard training pulls at what enters at position j.
@@ -209,7 +215,7 @@ def _losses(params, switches, tokens_BT, *, config):
     return jax.lax.map(lambda tokens_T: token_losses(params, switches, tokens_T[None], config=config)[0], tokens_BT)
 
 
-def losses(decoder, tokens_BT, switches=Switches()):
+def losses(decoder: Decoder, tokens_BT: ArrayLike, switches: Switches = Switches()) -> np.ndarray:
     """-ln p of every token but the first of each sequence, float64 [B, L] in nats.
 
     Args:
@@ -223,7 +229,7 @@ def losses(decoder, tokens_BT, switches=Switches()):
 class Checkpoints:
     """A training's checkpoints in a folder: the latest two and the best few, written aside and renamed when whole."""
 
-    def __init__(self, folder, keep: int = 1):
+    def __init__(self, folder: str | os.PathLike, keep: int = 1):
         """Opens or makes the folder.
 
         Args:
@@ -236,7 +242,7 @@ class Checkpoints:
                                                best_fn=lambda metrics: metrics["loss"], best_mode="min")  # fmt: skip
         self._manager = ocp.CheckpointManager(pathlib.Path(folder).resolve() / CHECKPOINTS, options=options)
 
-    def save(self, trainer: Trainer, loss: float, about: dict):
+    def save(self, trainer: Trainer, loss: float, about: dict) -> None:
         """Writes in the background a checkpoint of this held-out loss; `about`, JSON, is what `restore` compares."""
         args = ocp.args.Composite(state=ocp.args.StandardSave(trainer.tree()), about=ocp.args.JsonSave(about))
         self._manager.save(trainer.step, args=args, metrics=dict(loss=float(loss)))
@@ -262,19 +268,19 @@ class Checkpoints:
         """The steps whose checkpoints are there."""
         return sorted(self._manager.all_steps())
 
-    def close(self):
+    def close(self) -> None:
         """Waits until everything is written."""
         self._manager.wait_until_finished()
         self._manager.close()
 
 
-def remove(folder):
+def remove(folder: str | os.PathLike) -> None:
     """Removes a training's checkpoints and measurements from a folder, if there are any."""
     for name in (CHECKPOINTS, TRAINING):
         shutil.rmtree(pathlib.Path(folder) / name, ignore_errors=True)
 
 
-def about(folder) -> dict | None:
+def about(folder: str | os.PathLike) -> dict | None:
     """What the training in a folder was given: config, recipe, tokenizer and all that decides its numbers; None if there is none."""
     path = pathlib.Path(folder).expanduser().resolve() / CHECKPOINTS
     if not path.is_dir():
@@ -285,7 +291,7 @@ def about(folder) -> dict | None:
         return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
 
 
-def trained(folder) -> Decoder:
+def trained(folder: str | os.PathLike) -> Decoder:
     """The network of the latest checkpoint of the training in a folder.
 
     Raises:

@@ -6,6 +6,7 @@ not hold where the core fails, holds with a qualification where the form alone f
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 
 from scipy.stats import norm
 
@@ -64,11 +65,11 @@ class Condition:
     low: float = -math.inf
     high: float = math.inf
 
-    def met(self, statistics) -> bool:
+    def met(self, statistics: Mapping[str, Statistic]) -> bool:
         """Whether it is met by these statistics, name → `Statistic`."""
         return self.low <= statistics[self.statistic].value <= self.high
 
-    def chance(self, statistics) -> float:
+    def chance(self, statistics: Mapping[str, Statistic]) -> float:
         """How often a run with other seeds would meet it.
 
         Both that run's value and this one's scatter about the truth, so their difference has √2 times the standard error
@@ -80,7 +81,7 @@ class Condition:
         spread = math.sqrt(2) * s.error
         return float(norm.cdf((self.high - s.value) / spread) - norm.cdf((self.low - s.value) / spread))
 
-    def close(self, statistics) -> bool:
+    def close(self, statistics: Mapping[str, Statistic]) -> bool:
         """Whether a threshold lies within the statistic's 95 % interval."""
         s = statistics[self.statistic]
         return min(abs(s.value - self.low), abs(s.value - self.high)) <= norm.ppf(0.975) * s.error and s.error > 0
@@ -90,7 +91,7 @@ class Condition:
         """Which of the two it belongs to, "core" or "form"."""
         return "core" if self.core else "form"
 
-    def threshold(self, statistics) -> str:
+    def threshold(self, statistics: Mapping[str, Statistic]) -> str:
         """The allowed range as text, in the unit in which the statistic is shown."""
         s = statistics[self.statistic]
         low, high = (f"{math.exp(x) if s.log else x:.4g}" for x in (self.low, self.high))
@@ -116,7 +117,7 @@ class Decision:
     close: tuple = ()
 
 
-def decide(conditions, statistics) -> Decision:
+def decide(conditions: Sequence[Condition], statistics: Mapping[str, Statistic]) -> Decision:
     """The verdict of conditions on statistics; a pure function.
 
     The chance of another verdict takes the conditions for independent. Statistics of one run share seeds, so it errs on the

@@ -7,15 +7,19 @@ Axes: M measured step, W held-out window, T = L + 1 tokens of a window, L positi
 
 import json
 import os
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import xarray as xr
 import zarr
+from numpy.typing import ArrayLike
 
 from lim import profile, rollout, store, train
 from lim.influence import influence
-from lim.model import params_of
+from lim.model import Decoder, params_of
 from lim.switches import Switches
+from lim.tokens import Packed
 
 
 def log_spaced(steps: int, count: int) -> list[int]:
@@ -25,7 +29,7 @@ def log_spaced(steps: int, count: int) -> list[int]:
     return sorted({0, *(round(steps ** (i / (count - 2))) for i in range(count - 1))}) if count > 2 else [0, steps]
 
 
-def boundary_windows(packed, length: int, count: int):
+def boundary_windows(packed: Packed, length: int, count: int) -> np.ndarray:
     """Windows of a packed text, int32 [count, length + 1], evenly chosen among those in which a document begins.
 
     Only beginnings with a tenth of the window on either side count. Where fewer than `count` such windows exist, all are taken
@@ -57,7 +61,8 @@ class Watch:
     the second half of the text; tokens and boundary (whether a separator stands there) [window, position]; done [step].
     """
 
-    def __init__(self, folder, *, steps, windows_WT, separator, layers, spec, attributes):
+    def __init__(self, folder: str | os.PathLike, *, steps: Iterable[int], windows_WT: ArrayLike, separator: int, layers: int,
+                 spec: dict, attributes: dict):  # fmt: skip
         """Opens the store of this training in a folder, or makes it.
 
         Args:
@@ -87,13 +92,13 @@ class Watch:
             chunks = {name: dict(chunks=[1, *(sizes[axis] for axis in axes[1:])]) for name, axes in dims.items()}
             ds.to_zarr(path, mode="w", consolidated=False, zarr_format=3, encoding=chunks | dict(done=dict(chunks=[1])))
         store.check_same(path, spec)
-        self._group = zarr.open_group(path, mode="r+", use_consolidated=False)
+        self._group: Any = zarr.open_group(path, mode="r+", use_consolidated=False)
 
     def done(self, step: int) -> bool:
         """Whether this step is measured already, or is none to measure."""
         return step not in self.steps or bool(self._group["done"][self.steps.index(step)])
 
-    def measure(self, step: int, decoder, switches=Switches(), *, probes=None) -> np.ndarray:
+    def measure(self, step: int, decoder: Decoder, switches: Switches = Switches(), *, probes: int | None = None) -> np.ndarray:
         """Measures a network and stores what it finds; returns the influence, [W, L].
 
         Args:

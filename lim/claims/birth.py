@@ -20,18 +20,18 @@ from lim.claims.evidence import (
     over_seeds,
     shape_distance,
 )  # fmt: skip
-from lim.claims.lab import Ensemble
+from lim.claims.lab import Ensemble, Lab, Scale
 from lim.claims.outside import averaged_attention, identity_strengths, target_lengths
 from lim.theory import cesaro, density, kernel, paper
 from lim.verdict import Statistic
 
 
-def deepest(scale) -> str:
+def deepest(scale: Scale) -> str:
     """The text of the deepest network of the depth sweep."""
     return str(scale.depths[-1])
 
 
-def primacy_tail(lab) -> Evidence:
+def primacy_tail(lab: Lab) -> Evidence:
     """Claim 1. Networks without a skip, from the one that is the operator itself up to the published one, against a row of M^H."""
     depth, scale = deepest(lab.scale), lab.scale
     strengths, exact = identity_network(lab)
@@ -67,7 +67,7 @@ def primacy_tail(lab) -> Evidence:
                                   figure),))  # fmt: skip
 
 
-def identity_network(lab):
+def identity_network(lab: Lab) -> tuple[np.ndarray, np.ndarray]:
     """(strengths [K, N], influence/√D [K, L]) of the swept network with identity values, which is the operator itself.
 
     A layer of strength 0 passes the stream on, so one compiled network serves every depth: strength 1 in the first H layers,
@@ -76,7 +76,7 @@ def identity_network(lab):
     return identity_strengths(lab.scale.swept.layers), lab.kept("identity")["swept"]["profiles"]
 
 
-def recency_anchor(lab) -> Evidence:
+def recency_anchor(lab: Lab) -> Evidence:
     """Claim 2. Last over next-to-last with the skip and without, and the last position's share of influence against (1-α)^H."""
     depth, scale = deepest(lab.scale), lab.scale
     with_skip, without = (lab.ensemble("depth", layers=depth, residual=skip, uniform_attention="off") for skip in ("1", "0"))
@@ -110,7 +110,7 @@ def recency_anchor(lab) -> Evidence:
                                   "skip, measured and predicted by the kernel theory", figure),))  # fmt: skip
 
 
-def dead_zone(lab) -> Evidence:
+def dead_zone(lab: Lab) -> Evidence:
     """Claim 3. How the middle's share of influence falls with depth: against ln (H-1)! a factorial law has slope 1."""
     scale = lab.scale
     constant = f"{next(s for s in scale.skips if 0 < s < 1 and s >= 0.75):g}"
@@ -140,7 +140,7 @@ def dead_zone(lab) -> Evidence:
                                   "with a skip of constant weight and for the standard block", figure),))  # fmt: skip
 
 
-def four_shapes(lab) -> Evidence:
+def four_shapes(lab: Lab) -> Evidence:
     """Claim 4. Mask on and off times residual on and off: which end stands above the middle, and whether the effects interact."""
     cells = {(c, r): lab.ensemble("mask", causal=c, residual=r, score_path="on") for c in ("on", "off") for r in ("on", "off")}
     value_path = lab.ensemble("mask", causal="on", residual="off", score_path="off")
@@ -164,12 +164,12 @@ def four_shapes(lab) -> Evidence:
                                   "measured and predicted by the kernel theory", figure),))  # fmt: skip
 
 
-def change(one: Ensemble, other: Ensemble):
+def change(one: Ensemble, other: Ensemble) -> tuple[np.ndarray, np.ndarray]:
     """(ratio_L, stderr_L) of two root-mean-square profiles, seed by seed."""
     return profile.jackknife(lambda joined: np.divide(*np.split(joined, 2)), np.hstack([one.profiles_SL, other.profiles_SL]))
 
 
-def rotary(lab) -> Evidence:
+def rotary(lab: Lab) -> Evidence:
     """Claim 5. The same seeds with RoPE and without: the change of shape, against how much one seed's shape differs from another's.
 
     A seed's profile scatters as a whole, by tens of percent, and RoPE draws that factor anew: no matter of position, so shapes are
@@ -203,7 +203,7 @@ def rotary(lab) -> Evidence:
                                   "over its median, with standard errors", figure),))  # fmt: skip
 
 
-def mlps(lab) -> Evidence:
+def mlps(lab: Lab) -> Evidence:
     """Claim 6. The shape with MLPs and without: which ends stand above the middle, and the order of positions."""
     cells = {mlp: lab.ensemble("parts", rope="on", mlp=mlp) for mlp in ("on", "off")}
     statistics = {f"{ratio}_{mlp}": over_seeds(f"MLPs {mlp}: {end}/middle", log_ratio(ratio), e.profiles_SL, log=True)
@@ -216,7 +216,7 @@ def mlps(lab) -> Evidence:
     return Evidence(statistics, (("Influence by position with MLPs and without, measured and predicted", figure),))
 
 
-def score_path(lab) -> Evidence:
+def score_path(lab: Lab) -> Evidence:
     """Claim 7. The whole gradient against the one through values alone, same weights."""
     whole, values = (lab.ensemble("mask", causal="on", residual="on", score_path=path) for path in ("on", "off"))
     pair = whole.profiles_SL, values.profiles_SL
@@ -229,7 +229,7 @@ def score_path(lab) -> Evidence:
         "last": over_seeds("the same, the last position", lambda a, b: float(np.log(a[-1] / b[-1])), *pair, log=True),
         "logits": Statistic(theory.logit_variance, 0.0, "variance z of a softmax logit: what the share grows with, to first order"),
     }  # fmt: skip
-    changes = {"measured": change(whole, values)}
+    changes: dict[str, tuple] = {"measured": change(whole, values)}
     if whole.theory_L is not None and values.theory_L is not None:
         changes["kernel theory, first order in z"] = (whole.theory_L / values.theory_L, None)
         statistics["predicted"] = Statistic(float(np.median(np.log(changes["kernel theory, first order in z"][0]))), 0.0,
@@ -239,7 +239,7 @@ def score_path(lab) -> Evidence:
                                   "measured and predicted", figure),))  # fmt: skip
 
 
-def agreement(lab) -> Evidence:
+def agreement(lab: Lab) -> Evidence:
     """Claim 8. The paper's operator at its best constant strength (and at the implied ½), and the kernel theory, in several distances.
 
     The best strength is fitted to the very profile it is compared with, which favours the paper.
@@ -247,7 +247,7 @@ def agreement(lab) -> Evidence:
     statistics, figures = {}, []
     networks = {"qwen2": ("Qwen2", lab.ensemble("parts", rope="on", mlp="on")), "gpt2": ("GPT-2", lab.ensemble("gpt2", positions="on"))}
     for key, (name, e) in networks.items():
-        fit = functools.partial(fitted_row, config=e.config)
+        fit, theory_L = functools.partial(fitted_row, config=e.config), e.theory_L
         measures = {
             "spearman": ("Spearman, the paper's operator", lambda p: profile.spearman(p, fit(p)), False),
             "implied": ("Spearman, the same at α = ½", lambda p: profile.spearman(p, e.operator_L), False),
@@ -256,20 +256,20 @@ def agreement(lab) -> Evidence:
             "median": ("the paper's operator: median factor off, scale and α fitted", lambda p: shape_distance()(p, fit(p)), True),
             "largest": ("the paper's operator: largest factor off, scale and α fitted", lambda p: shape_distance(1)(p, fit(p)), True),
         }  # fmt: skip
-        if e.theory_L is not None:
+        if theory_L is not None:
             measures |= {
-                "kernel_spearman": ("Spearman, kernel theory", lambda p: profile.spearman(p, e.theory_L), False),
+                "kernel_spearman": ("Spearman, kernel theory", lambda p: profile.spearman(p, theory_L), False),
                 "behind": ("Spearman, the paper's operator less kernel theory",
-                           lambda p: profile.spearman(p, fit(p)) - profile.spearman(p, e.theory_L), False),
+                           lambda p: profile.spearman(p, fit(p)) - profile.spearman(p, theory_L), False),
                 "kernel_median": ("kernel theory: median factor off, nothing fitted",
-                                  lambda p: profile.log_distance(p, e.theory_L)[0], True),
+                                  lambda p: profile.log_distance(p, theory_L)[0], True),
                 "kernel_largest": ("kernel theory: largest factor off, nothing fitted",
-                                   lambda p: profile.log_distance(p, e.theory_L)[1], True),
+                                   lambda p: profile.log_distance(p, theory_L)[1], True),
             }  # fmt: skip
         for measure, (words, statistic, log) in measures.items():
             statistics[f"{measure}_{key}"] = over_seeds(f"{name}: {words}", statistic, e.profiles_SL, log=log)
         strength, row_L = paper.fit(e.rms_L, e.config)
-        curves = {} if e.theory_L is None else {"kernel theory, nothing fitted": e.theory_L}
+        curves = {} if theory_L is None else {"kernel theory, nothing fitted": theory_L}
         curves |= {f"paper, α fitted: {strength:.3f}": row_L, "paper, α = ½": e.operator_L * e.rms_L.mean() / e.operator_L.mean()}
         figure = plot.influence_figure(e.rms_L, stderr_L=profile.jackknife(lambda p: p, e.profiles_SL)[1], curves=curves, title=name,
                                        summary=profile.summarize_seeds(e.profiles_SL))  # fmt: skip
@@ -278,7 +278,7 @@ def agreement(lab) -> Evidence:
     return Evidence(statistics, tuple(figures))
 
 
-def peak_to_valley(lab) -> Evidence:
+def peak_to_valley(lab: Lab) -> Evidence:
     """Claim 9. Ends over middle and over the lowest position, for the claimed network and length.
 
     The kernel theory of the claimed network, times measured/theory of the network measured here: where that is the claimed
@@ -313,7 +313,7 @@ def peak_to_valley(lab) -> Evidence:
                                     "where the lowest position is, as a fraction of the text (theory)")  # fmt: skip
     drawn = {"last/middle": lambda p: profile.ratios(p)["recency"], "first/middle": lambda p: profile.ratios(p)["primacy"],
              "highest/lowest": lambda p: p.max() / p.min()}  # fmt: skip
-    series = {f"{words}, kernel theory": (None, None, np.array([ratio(theories[str(n)]) for n in lengths]))
+    series: dict[str, tuple] = {f"{words}, kernel theory": (None, None, np.array([ratio(theories[str(n)]) for n in lengths]))
               for words, ratio in drawn.items()}  # fmt: skip
     here = np.array([math.exp(statistics["last_here"].value) if n == e.length else math.nan for n in lengths])
     series["last/middle, measured here"] = (here, here * statistics["last_here"].error, None)
@@ -322,7 +322,7 @@ def peak_to_valley(lab) -> Evidence:
                                   "Qwen2-0.5B, with the measured network as a point", figure),))  # fmt: skip
 
 
-def sinks_at_birth(lab) -> Evidence:
+def sinks_at_birth(lab: Lab) -> Evidence:
     """Claim 12 at birth. Attention on the first token over what exact averaging puts there, layer by layer, and the rollout's."""
     scale, kept = lab.scale, lab.kept("attention")["qwen2"]
     averaging = averaged_attention(scale.length)
@@ -345,7 +345,7 @@ def sinks_at_birth(lab) -> Evidence:
     return Evidence(statistics, (("Attention mass on the first token over that of exact averaging, by layer, at birth", figure),))
 
 
-def operator_row_criticism(lab) -> Evidence:
+def operator_row_criticism(lab: Lab) -> Evidence:
     """Criticism A. A row of the operator's product against the Jacobian's norm: bare random values, and the published network."""
     bare, published = lab.ensemble("bare", residual="on"), lab.ensemble("parts", rope="on", mlp="on")
     exact = identity_network(lab)[1][-1]
@@ -376,7 +376,7 @@ def operator_row_criticism(lab) -> Evidence:
                                   "the sum of squares over numbers of hops", figure),))  # fmt: skip
 
 
-def one_pass_criticism(lab) -> Evidence:
+def one_pass_criticism(lab: Lab) -> Evidence:
     """Criticism B. The gradient of the sum of the outputs against the Jacobian's norm, seed by seed and in the ensemble."""
     kept = {name: arrays["profiles"] for name, arrays in lab.kept("one-pass").items()}
     norms = {"qwen2": lab.ensemble("parts", rope="on", mlp="on"), "gpt2": lab.ensemble("gpt2", positions="on")}

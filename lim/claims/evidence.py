@@ -5,10 +5,14 @@ Axes: L position, S seed.
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from lim import profile
+from lim.config import Config
 from lim.theory import paper
 from lim.verdict import Statistic
 
@@ -25,11 +29,11 @@ class Evidence:
       figures: (what it shows, in words for those who cannot see it; the figure) each.
     """
 
-    statistics: dict
-    figures: tuple
+    statistics: dict[str, Statistic]
+    figures: tuple[tuple[str, Figure], ...]
 
 
-def over_seeds(words, statistic, *ensembles, log=False) -> Statistic:
+def over_seeds(words: str, statistic: Callable[..., float], *ensembles: np.ndarray, log: bool = False) -> Statistic:
     """A statistic of root-mean-square profiles, with its jackknife error over seeds; several ensembles go seed by seed.
 
     Args:
@@ -42,12 +46,12 @@ def over_seeds(words, statistic, *ensembles, log=False) -> Statistic:
     return Statistic(value, error if math.isfinite(error) else 0.0, words, log)
 
 
-def mean_over_seeds(words, values_S, log=False) -> Statistic:
+def mean_over_seeds(words: str, values_S: Sequence | np.ndarray, log: bool = False) -> Statistic:
     """The mean of one number per seed, and its standard error."""
     return Statistic(float(np.mean(values_S)), float(np.std(values_S, ddof=1) / math.sqrt(len(values_S))), words, log)
 
 
-def log_ratio(name):
+def log_ratio(name: str) -> Callable[[ArrayLike], float]:
     """ln of one of `profile.ratios`: a function of a profile."""
 
     def statistic(profile_L):
@@ -57,21 +61,21 @@ def log_ratio(name):
     return statistic
 
 
-def shape_distance(which=0):
+def shape_distance(which: int = 0) -> Callable[[ArrayLike, ArrayLike], float]:
     """Median (0) or largest (1) |ln ratio| of two profiles after the best scale: a function of both."""
     return lambda one_L, other_L: profile.log_distance(one_L, other_L, free_scale=True)[which]
 
 
-def middle_over_mean(profile_L) -> float:
+def middle_over_mean(profile_L: np.ndarray) -> float:
     """ln of influence in the middle over the mean influence: the density in the middle."""
     return math.log(profile.middle(profile_L) / np.mean(profile_L))
 
 
-def fitted_row(measured_L, config):
+def fitted_row(measured_L: ArrayLike, config: Config) -> np.ndarray:
     """The paper's operator at its best constant strength, in the profile's units."""
     return paper.fit(measured_L, config)[1]
 
 
-def holdable(row_L):
+def holdable(row_L: np.ndarray) -> np.ndarray:
     """Where float32 holds a profile: above 1e-30 of its largest entry."""
     return row_L > 1e-30 * row_L.max()

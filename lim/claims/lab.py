@@ -8,8 +8,10 @@ import functools
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
+import xarray as xr
 
 from lim import ladder, profile, recall, store, sweep
 from lim.claims.outside import OUTSIDE
@@ -164,7 +166,7 @@ class Ensemble:
 class Lab:
     """The measurements of one scale and one block of seeds, kept in a folder: what is there is not measured again."""
 
-    def __init__(self, scale: Scale, seed: int, folder):
+    def __init__(self, scale: Scale, seed: int, folder: str | os.PathLike):
         """Opens the folder.
 
         Args:
@@ -185,7 +187,7 @@ class Lab:
                 raise ValueError(f"{folder}: holds another run ({other}, or its sizes have changed since)")
         else:
             _whole(path, lambda partial: partial.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8"))
-        self._read = {}
+        self._read: dict[str, xr.Dataset] = {}
 
     def block(self, count: int) -> tuple:
         """The block's seeds where each block has `count`."""
@@ -233,7 +235,7 @@ class Lab:
             return sum(not self._file(name, part).exists() for part in OUTSIDE[name](self))
         return sum(map(len, sweep.todo(self.grids[name], self.stored(name))))
 
-    def measure(self, name: str):
+    def measure(self, name: str) -> Iterator[str]:
         """Runs what is lacking; yields an error, mostly empty, for each cell or part that is stored."""
         if not self.lacking(name):
             return
@@ -246,7 +248,7 @@ class Lab:
                 _whole(path, lambda partial: np.savez(partial, **arrays))
                 yield ""
 
-    def ensemble(self, name: str, **labels) -> Ensemble:
+    def ensemble(self, name: str, **labels: str) -> Ensemble:
         """One configuration of a grid that has been measured, by the text of each axis.
 
         Raises:

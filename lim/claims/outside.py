@@ -9,6 +9,8 @@ import dataclasses
 import functools
 import math
 import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,9 @@ from lim.theory import kernel
 from lim.tokens import random_tokens
 from lim.train import Checkpoints, Trainer
 
+if TYPE_CHECKING:  # it imports this module
+    from lim.claims.lab import Scale
+
 
 def identity_strengths(layers: int) -> np.ndarray:
     """The strengths of `identity_network`, [K, N]."""
@@ -30,7 +35,7 @@ def identity_strengths(layers: int) -> np.ndarray:
     return np.array([*(np.arange(layers) < depth for depth in range(1, layers + 1)), *constant], np.float64)
 
 
-def target_lengths(scale) -> list[int]:
+def target_lengths(scale: "Scale") -> list[int]:
     """Lengths at which the claimed network is predicted."""
     return sorted({scale.length, scale.target_length // 4, scale.target_length})
 
@@ -43,7 +48,7 @@ def _sum_gradient(structure, params, tokens_L):
     return jnp.linalg.norm(gradient_LD, axis=1)
 
 
-def one_pass(decoder, tokens_L) -> np.ndarray:
+def one_pass(decoder: Decoder, tokens_L: np.ndarray) -> np.ndarray:
     """The one-pass measure: the norm at each position of the gradient of the sum of the outputs, ‖1ᵀ ∂output/∂x_j‖, [L].
 
     The output is that of the last position after the final norm. At birth 1/√D is as good as a random direction, so its
@@ -59,7 +64,7 @@ def averaged_attention(length: int) -> float:
     return float(np.mean(1 / np.arange(length // 2 + 1, length + 1)))
 
 
-def answer_gradients(decoder, task, count: int) -> np.ndarray:
+def answer_gradients(decoder: Decoder, task: recall.Task, count: int) -> np.ndarray:
     """‖∂ loss / ∂ x‖ of a pair, by its place: the loss is that of the answer about it, x the stream into the first block, [N].
 
     Root of the sum of squares over the pair's two tokens, and root mean square over `count` held-out questions a place.
@@ -122,7 +127,8 @@ def _target(lab):
 @functools.cache
 def documents() -> tuple[tokens.Packed, tokens.Packed]:
     """What Python brings along as bytes, packed: to train on, and held out."""
-    return tuple(tokens.pack(part, None, tokens.BYTES + 1) for part in tokens.split(tokens.standard_documents()))
+    training, held_out = (tokens.pack(part, None, tokens.BYTES + 1) for part in tokens.split(tokens.standard_documents()))
+    return training, held_out
 
 
 def _training(lab, seed):
@@ -167,7 +173,7 @@ def _recall_gradients(lab, seed):
     return dict(gradient=answer_gradients(Decoder.at_birth(r.config, seed), dataclasses.replace(r.task, seed=seed), r.count))
 
 
-OUTSIDE = {
+OUTSIDE: dict[str, Callable[[Any], dict[str, Callable[[], dict]]]] = {
     "identity": lambda lab: {"swept": lambda: _identity(lab)},
     "attention": lambda lab: {"qwen2": lambda: _attention(lab)},
     "one-pass": lambda lab: {name: functools.partial(_one_pass, lab, getattr(lab.scale, name)) for name in ("qwen2", "gpt2")},

@@ -6,27 +6,30 @@ Axes: S seed, M measured step, W held-out window, L position, N layer, O offset 
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from lim import plot, profile, recall
 from lim.claims.evidence import Evidence, log_ratio, mean_over_seeds
+from lim.claims.lab import Lab
 from lim.claims.outside import averaged_attention
 from lim.verdict import Statistic
 
 
-def over_windows(statistic, profiles_WL) -> float:
+def over_windows(statistic: Callable[[np.ndarray], float], profiles_WL: Sequence[np.ndarray] | np.ndarray) -> float:
     """The mean over windows of a function of a profile."""
     return float(np.mean([statistic(profile_L) for profile_L in profiles_WL]))
 
 
-def peak(profile_L) -> float:
+def peak(profile_L: ArrayLike) -> float:
     """ln of the higher end over the middle."""
     return max(log_ratio("primacy")(profile_L), log_ratio("recency")(profile_L))
 
 
-def valley_in_training(lab) -> Evidence:
+def valley_in_training(lab: Lab) -> Evidence:
     """Claim 10. Both ends over the middle on held-out text, at birth and trained, window by window."""
     networks = list(lab.kept("training").values())
     steps, last = networks[0]["step"], int(networks[0]["step"][-1])
@@ -55,7 +58,7 @@ def valley_in_training(lab) -> Evidence:
     ))  # fmt: skip
 
 
-def boundary_peaks(lab) -> Evidence:
+def boundary_peaks(lab: Lab) -> Evidence:
     """Claim 11. Influence where documents begin against the same places of other windows, at birth and trained."""
     networks = list(lab.kept("training").values())
     length = networks[0]["influence"].shape[-1]
@@ -88,7 +91,7 @@ def boundary_peaks(lab) -> Evidence:
                                   figure),))  # fmt: skip
 
 
-def sinks_trained(lab) -> Evidence:
+def sinks_trained(lab: Lab) -> Evidence:
     """Claim 12, trained. Attention on the first token over exact averaging's, by layer, and the order of layers."""
     networks = list(lab.kept("training").values())
     averaging = averaged_attention(networks[0]["influence"].shape[-1])
@@ -114,7 +117,7 @@ def sinks_trained(lab) -> Evidence:
     return Evidence(statistics, (("Attention on the first token over that of exact averaging, by layer, at birth and trained", figure),))
 
 
-def by_arm(lab) -> dict:
+def by_arm(lab: Lab) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """arm → (steps, accuracy [S, M, P]) of the seeds whose plain training learned. Where nothing is learned, no place can be behind.
 
     Raises:
@@ -128,18 +131,18 @@ def by_arm(lab) -> dict:
     return {arm: (kept[f"{arm}-{seeds[0]}"]["step"], np.array([kept[f"{arm}-{s}"]["accuracy"] for s in seeds])) for arm in r.arms}
 
 
-def learning(lab, arm) -> list[bool]:
+def learning(lab: Lab, arm: str) -> list[bool]:
     """Whether each seed learned the task: some third of the places reached one half."""
     kept, r = lab.kept("recall"), lab.scale.recall
     return [bool(np.isfinite(third_crossings(kept[f"{arm}-{s}"])).any()) for s in lab.block(r.seeds)]
 
 
-def third_crossings(curve):
+def third_crossings(curve: Mapping[str, np.ndarray]) -> np.ndarray:
     """Updates until one half of the answers about the first, middle and last third are right, [3]; infinite where never."""
     return recall.crossings(curve["step"], [recall.thirds(accuracy_P) for accuracy_P in curve["accuracy"]])
 
 
-def middle_learns_later(lab) -> Evidence:
+def middle_learns_later(lab: Lab) -> Evidence:
     """Claim 13. When plain training reaches half of the answers about each third of the context, and gradients at birth by place."""
     steps, accuracy_SMP = by_arm(lab)[lab.scale.recall.arms[0]]
     crossed_S3 = np.array([third_crossings(dict(step=steps, accuracy=accuracy_MP)) for accuracy_MP in accuracy_SMP])
@@ -174,7 +177,7 @@ def middle_learns_later(lab) -> Evidence:
     ))  # fmt: skip
 
 
-def crossing_the_valley(lab) -> Evidence:
+def crossing_the_valley(lab: Lab) -> Evidence:
     """Claim 14. Accuracy by thirds at the end of plain training, and what interventions of the same budget add in the middle."""
     arms = {arm: accuracy_SMP[:, -1] for arm, (_, accuracy_SMP) in by_arm(lab).items()}
     plain, *aimed = arms

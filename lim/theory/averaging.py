@@ -8,13 +8,16 @@ the block.
 import concurrent.futures
 import math
 import os
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 BLOCK_ENTRIES = 2**17  # of a block of rows: 1 MB, small enough for the cache, large enough for two threads to pay
 
 
-def in_blocks(work, length: int, size: int | None = None) -> list:
+def in_blocks(work: Callable[[slice], Any], length: int, size: int | None = None) -> list:
     """[work(rows)] for consecutive slices of `size` rows, run by all cores; numpy lets them run side by side."""
     size = size or max(1, BLOCK_ENTRIES // length)
     blocks = [slice(start, min(start + size, length)) for start in range(0, length, size)]
@@ -33,7 +36,7 @@ def in_blocks(work, length: int, size: int | None = None) -> list:
     return results
 
 
-def matrix(rows_of, length: int, dtype=np.float64) -> np.ndarray:
+def matrix(rows_of: Callable[[slice], np.ndarray], length: int, dtype: DTypeLike = np.float64) -> np.ndarray:
     """The matrix [L, L] whose rows `rows` (a slice) are rows_of(rows)."""
     out_LL = np.empty((length, length), dtype)
 
@@ -54,13 +57,13 @@ class Mask:
         self.causal = causal
         self.counts_L = causal * np.arange(1, length + 1.0) + (1 - causal) * length
 
-    def block(self, rows, columns) -> np.ndarray:
+    def block(self, rows: slice, columns: slice) -> np.ndarray:
         """Entries of M itself."""
         positions_L = np.arange(len(self.counts_L))
         w = np.where(positions_L[rows, None] >= positions_L[columns], 1.0, 1 - self.causal)
         return w / self.counts_L[rows, None]
 
-    def average_along(self, x_RL) -> np.ndarray:
+    def average_along(self, x_RL: np.ndarray) -> np.ndarray:
         """X Mᵀ for rows of X."""
         sums_RL = np.cumsum(x_RL, axis=-1)
         if self.causal != 1:
@@ -68,7 +71,7 @@ class Mask:
         sums_RL /= self.counts_L
         return sums_RL
 
-    def spread_along(self, x_RL) -> np.ndarray:
+    def spread_along(self, x_RL: np.ndarray) -> np.ndarray:
         """X M for rows of X."""
         x_RL = x_RL / self.counts_L
         sums_RL = np.empty_like(x_RL)
@@ -77,7 +80,7 @@ class Mask:
             sums_RL = self.causal * sums_RL + (1 - self.causal) * sums_RL[..., :1]
         return sums_RL
 
-    def average_down(self, x_LL) -> np.ndarray:
+    def average_down(self, x_LL: np.ndarray) -> np.ndarray:
         """M X."""
         averages_LL, sum_L = np.empty_like(x_LL), (1 - self.causal) * x_LL.sum(0)
         for i, count in enumerate(self.counts_L):  # row by row: numpy's cumsum down columns is ten times slower
@@ -85,7 +88,7 @@ class Mask:
             np.divide(sum_L, count, out=averages_LL[i])
         return averages_LL
 
-    def spread_down(self, x_SLL):
+    def spread_down(self, x_SLL: np.ndarray) -> None:
         """Replaces every X of a stack by Mᵀ X."""
         sum_SL = (1 - self.causal) * np.einsum("i,sij->sj", 1 / self.counts_L, x_SLL)
         for i in reversed(range(len(self.counts_L))):
@@ -98,32 +101,32 @@ class Dense:
 
     causal = None  # rows may see ahead: no product leaves columns out
 
-    def __init__(self, w_LL):
+    def __init__(self, w_LL: np.ndarray):
         self.m_LL = w_LL / w_LL.sum(1, keepdims=True)
 
-    def block(self, rows, columns) -> np.ndarray:
+    def block(self, rows: slice, columns: slice) -> np.ndarray:
         """Entries of M itself."""
         return self.m_LL[rows, columns]
 
-    def average_along(self, x_RL) -> np.ndarray:
+    def average_along(self, x_RL: np.ndarray) -> np.ndarray:
         """X Mᵀ for rows of X."""
         return x_RL @ self.m_LL.T
 
-    def spread_along(self, x_RL) -> np.ndarray:
+    def spread_along(self, x_RL: np.ndarray) -> np.ndarray:
         """X M for rows of X."""
         return x_RL @ self.m_LL
 
-    def average_down(self, x_LL) -> np.ndarray:
+    def average_down(self, x_LL: np.ndarray) -> np.ndarray:
         """M X."""
         return self.m_LL @ x_LL
 
-    def spread_down(self, x_SLL):
+    def spread_down(self, x_SLL: np.ndarray) -> None:
         """Replaces every X of a stack by Mᵀ X."""
         for x_LL in x_SLL:
             x_LL[:] = self.m_LL.T @ x_LL
 
 
-def masks(length: int, *, causal=1.0, window=math.inf, prefix=0.0, alibi=0.0, heads: int = 1) -> list:
+def masks(length: int, *, causal: float = 1.0, window: float = math.inf, prefix: float = 0.0, alibi: float = 0.0, heads: int = 1) -> list[Mask | Dense]:
     """What each head averages over: one mask that all share, or with `alibi` one per head.
 
     w_ij = 1 for j ≤ i and 1 - causal beyond, 0 where |i - j| ≥ window, 1 for the first `prefix` positions in any case, all times

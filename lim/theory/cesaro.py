@@ -13,13 +13,19 @@ B block of a window, W position in it.
 
 import math
 import operator
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any, SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
+Window = int | None | Sequence[int | None]  # one for all layers, or one per layer
 
-def profile(length, strengths, *, layers=None, causal=1.0, window=None, read=-1) -> np.ndarray:
+
+def profile(length: int, strengths: ArrayLike, *, layers: int | None = None, causal: ArrayLike = 1.0, window: Window = None,
+            read: int = -1) -> np.ndarray:  # fmt: skip
     """Row `read` of N_H … N_1 with N_l = (1-a_l) I + a_l M: a probability vector over positions.
 
     It is the law of a walk back from the read-out: in each layer stay (probability 1-a_l), or hop to a position drawn
@@ -40,7 +46,8 @@ def profile(length, strengths, *, layers=None, causal=1.0, window=None, read=-1)
     return operator_row(length, 1 - strengths_H, strengths_H, causal=causal, window=window, read=read)
 
 
-def operator_row(length, skip, branch, *, layers=None, causal=1.0, window=None, read=-1) -> np.ndarray:
+def operator_row(length: int, skip: ArrayLike, branch: ArrayLike, *, layers: int | None = None, causal: ArrayLike = 1.0,
+                 window: Window = None, read: int = -1) -> np.ndarray:  # fmt: skip
     """Row `read` of N_H … N_1 with N_l = skip_l I + branch_l M_l, by running sums.
 
     With identity values (W_O W_V = I, one head), no norm and no MLP, √D times this row is the Frobenius norm of the
@@ -78,7 +85,8 @@ def operator_row(length, skip, branch, *, layers=None, causal=1.0, window=None, 
     return result_L
 
 
-def second_moment_profile(length, skip, branch, gain, *, layers=None, causal=1.0, window=None, read=-1) -> np.ndarray:
+def second_moment_profile(length: int, skip: ArrayLike, branch: ArrayLike, gain: ArrayLike, *, layers: int | None = None,
+                          causal: float = 1.0, window: int | None = None, read: int = -1) -> np.ndarray:  # fmt: skip
     """E‖∂(output at `read`)/∂(input at j)‖_F² / D for random zero-mean values, uniform attention, no norm, no MLP.
 
     Norms then add by depth and not by path. Layer l is skip_l x + branch_l M x G_l with E[G_l G_lᵀ] = gain_l I. Paths
@@ -102,7 +110,7 @@ def second_moment_profile(length, skip, branch, gain, *, layers=None, causal=1.0
       ValueError: names the argument, its value and what is allowed; or the result would leave float64's range.
     """
     for name, value in (("causal", causal), ("window", window)):
-        if np.ndim(value):
+        if np.ndim(value):  # type: ignore[arg-type]  # None has no axis either
             raise ValueError(f"{name}={value}: one mask for all layers here, since the sum needs the powers of one M")
     skip_H, branch_H, gain_H = per_layer(layers, skip=skip, branch=branch, gain=gain)
     masks = _masks(1, causal, window)
@@ -120,7 +128,7 @@ def second_moment_profile(length, skip, branch, gain, *, layers=None, causal=1.0
     return moment_L
 
 
-def exact_row(length, strengths, *, layers=None) -> list[Fraction]:
+def exact_row(length: int, strengths: Fraction | float | Sequence[Fraction | float], *, layers: int | None = None) -> list[Fraction]:
     """The causal `profile` of the last position in exact rationals, by its closed form; O(L²) big-number products.
 
     Cesàro matrices are Hausdorff matrices: N_H … N_1 has the moments μ_m = Π_l (1 - a_l + a_l/(m+1)), and
@@ -138,13 +146,14 @@ def exact_row(length, strengths, *, layers=None) -> list[Fraction]:
       ValueError: names the argument, its value and what is allowed.
     """
     n = integer("length", length, low=1)
-    per_layer(layers, high=1, strengths=np.asarray(strengths, np.float64))
-    a_H = [Fraction(a) for a in strengths] if np.ndim(strengths) else [Fraction(strengths)] * layers
+    (checked_H,) = per_layer(layers, high=1, strengths=np.asarray(strengths, np.float64))
+    given: Any = strengths  # np.ndim tells no type checker which it is
+    a_H = [Fraction(a) for a in given] if np.ndim(given) else [Fraction(given)] * len(checked_H)
     moments = [math.prod((1 - a + a / (m + 1) for a in a_H), start=Fraction(1)) for m in range(n)]
     return [math.comb(n - 1, k - 1) * sum((-1) ** m * math.comb(n - k, m) * moments[k - 1 + m] for m in range(n - k + 1)) for k in range(1, n + 1)]
 
 
-def log_coefficients(constant_H, linear_H) -> np.ndarray:
+def log_coefficients(constant_H: ArrayLike, linear_H: ArrayLike) -> np.ndarray:
     """Logarithms of the coefficients of Π_l (constant_l + linear_l z), for numbers of at least 0: [K], K = 0..H.
 
     They would underflow (½^10000) or overflow as numbers. Their ratios do not: with odds o = linear/constant and
@@ -174,7 +183,7 @@ def log_coefficients(constant_H, linear_H) -> np.ndarray:
     return log_e_K
 
 
-def per_layer(layers=None, *, high=math.inf, **values) -> list[np.ndarray]:
+def per_layer(layers: int | None = None, *, high: float = math.inf, **values: ArrayLike) -> list[np.ndarray]:
     """Checks numbers from 0 to `high`, each one for all layers or one per layer, and returns each as float64 [H].
 
     Raises:
@@ -188,7 +197,7 @@ def per_layer(layers=None, *, high=math.inf, **values) -> list[np.ndarray]:
         array = array.astype(np.float64)
         if not np.all(np.isfinite(array) & (array >= 0) & (array <= high)):
             allowed = "of at least 0" if high == math.inf else f"from 0 to {high}"
-            raise ValueError(f"{name}={value}: allowed are finite numbers {allowed}")
+            raise ValueError(f"{name}={value}: allowed are finite numbers {allowed}")  # type: ignore[str-bytes-safe]  # bytes are refused above
         if array.ndim:
             sizes[name] = array.size
         arrays.append(array)
@@ -279,7 +288,7 @@ def _refuse_overflow(what, log_size) -> None:
         raise ValueError(f"{what} reaches 10^{log_size / math.log(10):.0f}, beyond float64: scale the weights down")
 
 
-def integer(name, value, *, low, high=None) -> int:
+def integer(name: str, value: SupportsIndex, *, low: int, high: int | None = None) -> int:
     """`value` as an int from `low` to `high`; a ValueError names what is wrong with it."""
     try:
         number = operator.index(value)

@@ -29,12 +29,13 @@ Axes: T values of t (flattened), K number of hops (0..H), H layer, L position.
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import gammaincc, gammaln, logsumexp, xlogy
 
 from lim.theory.cesaro import integer, log_coefficients, per_layer
 
 
-def log_hops(strengths, *, layers=None) -> np.ndarray:
+def log_hops(strengths: ArrayLike, *, layers: int | None = None) -> np.ndarray:
     """ln P(K=k), k = 0..H: the Poisson-binomial law of the number of layers that hop, accurate in both tails.
 
     Args:
@@ -50,25 +51,25 @@ def log_hops(strengths, *, layers=None) -> np.ndarray:
     return log_coefficients(1 - strengths_H, strengths_H)
 
 
-def expected_hops(strengths, *, layers=None) -> float:
+def expected_hops(strengths: ArrayLike, *, layers: int | None = None) -> float:
     """E K = Σ a_l; strengths, layers as in `log_hops`. The mean of t is the same number."""
     (strengths_H,) = per_layer(layers, high=1, strengths=strengths)
     return float(strengths_H.sum())
 
 
-def log_anchor(strengths, *, layers=None) -> float:
+def log_anchor(strengths: ArrayLike, *, layers: int | None = None) -> float:
     """ln Π (1-a_l), the logarithm of the mass at x = 1; -inf if a layer always hops. Arguments as in `log_hops`."""
     (strengths_H,) = per_layer(layers, high=1, strengths=strengths)
     with np.errstate(divide="ignore"):
         return float(np.log1p(-strengths_H).sum())
 
 
-def anchor(strengths, *, layers=None) -> float:
+def anchor(strengths: ArrayLike, *, layers: int | None = None) -> float:
     """Π (1-a_l), the mass at x = 1; 0 where it is under 1e-308 (use `log_anchor`). Arguments as in `log_hops`."""
     return float(np.exp(log_anchor(strengths, layers=layers)))
 
 
-def log_density(t, strengths, *, layers=None) -> np.ndarray:
+def log_density(t: ArrayLike, strengths: ArrayLike, *, layers: int | None = None) -> np.ndarray:
     """ln of the smooth part of ρ, per unit of x, at x = e^{-t}; add -t for the density per unit of t.
 
     The logarithm is right to a few ulp of the largest that enters, H ln H or H |ln t|: 1e-11 at H = 10^4, t ≤ 10^4.
@@ -91,7 +92,7 @@ def log_density(t, strengths, *, layers=None) -> np.ndarray:
     return _over_hops(log_sum, t, log_hops_K, empty=-np.inf)
 
 
-def cdf(t, strengths, *, layers=None) -> np.ndarray:
+def cdf(t: ArrayLike, strengths: ArrayLike, *, layers: int | None = None) -> np.ndarray:
     """P(X ≤ x) at x = e^{-t}, the share of influence on the positions up to x: Σ_{k≥1} P(K=k) Q(k, t), and 1 at t = 0.
 
     Q is the regularised upper incomplete gamma function. The anchor counts at x = 1 alone. Terms under 1e-308 are lost.
@@ -113,7 +114,7 @@ def cdf(t, strengths, *, layers=None) -> np.ndarray:
     return np.where(np.asarray(t) == 0, 1.0, smooth)
 
 
-def continuum_profile(length, strengths, *, layers=None) -> np.ndarray:
+def continuum_profile(length: int, strengths: ArrayLike, *, layers: int | None = None) -> np.ndarray:
     """What the continuum predicts for each of L tokens, to lay beside `lim.theory.cesaro.profile`.
 
     Token j gets the density at the middle of its cell, x = (j - ½)/L, over L; the last token the anchor too. The first
@@ -154,7 +155,7 @@ class Valley(NamedTuple):
         return float(np.exp(self.log_anchor - self.log_middle + np.log(integer("length", length, low=1))))
 
 
-def valley(strengths, *, layers=None) -> Valley:
+def valley(strengths: ArrayLike, *, layers: int | None = None) -> Valley:
     """Anchor, lowest point and middle of the density; arguments and errors as in `log_hops`."""
     lowest, middle = log_density([0.0, np.log(2)], strengths, layers=layers)
     return Valley(log_anchor(strengths, layers=layers), float(lowest), float(middle))

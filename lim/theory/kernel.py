@@ -59,7 +59,9 @@ import functools
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from lim.config import Config
 from lim.switches import Switches
 from lim.theory import gaussian
 from lim.theory.averaging import in_blocks, masks, matrix
@@ -100,8 +102,8 @@ class KernelTheory:
         return self.influence_L * math.sqrt(1 + self.bias)
 
 
-def predict(config, length, switches=Switches(), *, output="hidden", source=0, read=-1, tokens=None,
-            corrections=True, rope=False) -> KernelTheory:  # fmt: skip
+def predict(config: Config, length: int, switches: Switches = Switches(), *, output: str = "hidden", source: int = 0, read: int = -1,
+            tokens: ArrayLike | None = None, corrections: bool = True, rope: bool = False) -> KernelTheory:  # fmt: skip
     """The influence profile of a decoder at birth, in ensemble mean over seeds.
 
     Takes every family and every switch, fractional ones too: `causal` between 0 and 1 weighs the future 1 - causal, `window`,
@@ -135,7 +137,7 @@ def predict(config, length, switches=Switches(), *, output="hidden", source=0, r
     adjoint_LL[read, read] = _scale(final_L[read], layers[-1].norm, config) ** 2 if output == "hidden" else 1.0
     mlp = _MLP(config, layers[-1], streams_LL.pop())
     for n in reversed(range(source, len(layers))):
-        adjoint_LL = mlp.down(adjoint_LL)
+        adjoint_LL = mlp.down(adjoint_LL)  # type: ignore[union-attr]  # there is none after the last round alone
         mlp = _MLP(config, layers[n - 1], streams_LL.pop()) if n else None
         adjoint_LL = _attention(config, layers[n], mlp.up() if mlp else start_LL).down(adjoint_LL)
     square_L = np.diag(adjoint_LL)
@@ -231,7 +233,7 @@ def _checked(config, length, switches, output, source, read, tokens, corrections
         raise ValueError(f"tokens of shape {tokens.shape} and type {tokens.dtype}: must be {length} integers (length)")
     layers = _layers(config, switches, corrections, rope, length)
     token, position = _embedding(config, switches)
-    start_LL = token * (tokens[:, None] == tokens) + position * np.eye(length)
+    start_LL = token * (tokens[:, None] == tokens) + position * np.eye(len(tokens))
     return layers, read % length, start_LL
 
 
@@ -567,7 +569,7 @@ class _Attention:
 # ---- finite width, and strengths ----
 
 
-def finite_width(config, switches=Switches(), *, output="hidden", source=0) -> tuple[float, float]:
+def finite_width(config: Config, switches: Switches = Switches(), *, output: str = "hidden", source: int = 0) -> tuple[float, float]:
     """What a finite width does to ‖J‖² at a single position: the relative bias of its mean, its relative variance.
 
     First order in 1/D, 1/rank and 1/inner, by carrying small fluctuations through the layers. The stream's mean square
@@ -712,7 +714,7 @@ def _elasticity(function, q, step=1e-3):
     return e, (curvature + e**2 - e) / 2
 
 
-def effective_strengths(config, length, switches=Switches(), *, read=-1, corrections=True) -> np.ndarray:
+def effective_strengths(config: Config, length: int, switches: Switches = Switches(), *, read: int = -1, corrections: bool = True) -> np.ndarray:
     """The strength a_l of each attention that the kernel theory implies: the share of a hop in the squared adjoint.
 
     At position n attention turns Γ_nn into skip² Γ_nn plus, summed over where they land, hops of branch² g p² Γ_nn, so

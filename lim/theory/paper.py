@@ -8,12 +8,14 @@ import math
 
 import numpy as np
 import scipy.optimize
+from numpy.typing import ArrayLike
 
+from lim.config import Config
 from lim.switches import Switches
 from lim.theory import averaging, cesaro
 
 
-def strengths(config, switches) -> np.ndarray:
+def strengths(config: Config, switches: Switches) -> np.ndarray:
     """The strength a of each layer that the switches imply, branch/(skip + branch), [H].
 
     A skip of weight s beside a branch of weight 1 has a = 1/(1+s): ½ for the standard block, 1 without residual;
@@ -25,7 +27,7 @@ def strengths(config, switches) -> np.ndarray:
     return np.broadcast_to(1 / (1 + skip), config.layers)
 
 
-def predict(config, length, switches=Switches(), *, source=0, read=-1) -> np.ndarray:
+def predict(config: Config, length: int, switches: Switches = Switches(), *, source: int = 0, read: int = -1) -> np.ndarray:
     """The paper's profile: row `read` of Π ((1-a_l) I + a_l M_l) over blocks source..layers-1, of sum 1, [L].
 
     M_l is what the layer's heads average over at birth: the Cesàro matrix under the causal mask, or as `lim.theory.averaging.masks`
@@ -64,7 +66,7 @@ def _operator(config, length, switches, source, read):
     return row
 
 
-def fit(profile_L, config, switches=Switches(), *, source=0, read=-1) -> tuple[float, np.ndarray]:
+def fit(profile_L: ArrayLike, config: Config, switches: Switches = Switches(), *, source: int = 0, read: int = -1) -> tuple[float, np.ndarray]:
     """The constant strength whose operator, times a scale, is nearest to a profile in log distance.
 
     Minimises the root mean square over positions of the log ratio after the best scale, over a in (0, 1): the best that
