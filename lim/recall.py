@@ -15,7 +15,7 @@ import os
 import pathlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -497,7 +497,7 @@ class TextContext:
         """Context and question about pair n, without the answer."""
         return np.concatenate([self.tokens_C, self.questions[n]])
 
-    def room(self, places: Iterable[int]) -> int:
+    def room(self, places: Sequence[int] | np.ndarray) -> int:
         """Tokens that the context, the longest of these pairs' questions and the longest answer take, the last two in whole eights."""
         return len(self.tokens_C) + _eights(self.questions, places) + _eights(self.answers, places)
 

@@ -55,7 +55,7 @@ def open(path: str | os.PathLike) -> xr.Dataset:
 class Store:
     """A grid's dataset for those who write it."""
 
-    def __init__(self, path: str | os.PathLike, *, axes: Mapping[str, Sequence | tuple[Sequence, Sequence]], seeds: Sequence[int],
+    def __init__(self, path: str | os.PathLike, *, axes: Mapping[str, list | tuple[Sequence, Sequence]], seeds: Sequence[int],
                  length: int, metrics: Sequence[str], theory_metrics: Sequence[str], grid: dict, attributes: dict):  # fmt: skip
         """Opens the store of this grid, and makes it where there is none or only part of one.
 

@@ -149,6 +149,13 @@ def test_inverse_weights_keep_mean_and_cap(profile_N):
     np.testing.assert_allclose((weights_N * profile_N)[below], (weights_N * profile_N)[below][0])
 
 
+@pytest.mark.parametrize("profile_N, cap", [([1.0, 2.0], 0.5), ([0.0, 0.0], 4.0)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_inverse_weights_refuse_what_has_none(profile_N, cap):
+    with pytest.raises(ValueError, match="must be above 1"):
+        recall.inverse_weights(profile_N, cap)
+
+
 def test_the_curriculum_asks_about_the_middle_first():
     task = recall.Task(16, 4, 16, 8)
     chosen = recall.intervention("curriculum", task, None)

@@ -314,7 +314,7 @@ def peak_to_valley(lab: Lab) -> Evidence:
     drawn = {"last/middle": lambda p: profile.ratios(p)["recency"], "first/middle": lambda p: profile.ratios(p)["primacy"],
              "highest/lowest": lambda p: p.max() / p.min()}  # fmt: skip
     series: dict[str, tuple] = {f"{words}, kernel theory": (None, None, np.array([ratio(theories[str(n)]) for n in lengths]))
-              for words, ratio in drawn.items()}  # fmt: skip
+                                for words, ratio in drawn.items()}  # fmt: skip
     here = np.array([math.exp(statistics["last_here"].value) if n == e.length else math.nan for n in lengths])
     series["last/middle, measured here"] = (here, here * statistics["last_here"].error, None)
     figure = plot.convergence_figure(lengths, series, xlabel="length L", ylabel="ratio of influence", yscale="log")
