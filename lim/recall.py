@@ -271,10 +271,8 @@ def inverse_weights(profile_N: ArrayLike, cap: float = CAP) -> np.ndarray:
     """min(c / profile, cap), [N], with c such that their mean is 1.
 
     Raises:
-      ValueError: `cap` is below 1.
+      ValueError: there is no such c: `cap` is below 1, or the profile nowhere above 0.
     """
-    if cap < 1:
-        raise ValueError(f"cap={cap}: must be at least 1, the mean")
     inverse_N = 1 / np.asarray(profile_N, np.float64)
     ascending_N = np.sort(inverse_N)
     for capped in range(len(inverse_N)):  # the largest ones; what they leave of the mean is shared by the rest

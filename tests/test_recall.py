@@ -352,8 +352,3 @@ def test_the_figure_draws_what_it_is_given():
     assert [text.get_text() for text in right.get_legend().get_texts()] == ["two", "three"]
     with pytest.raises(ValueError, match="at least one"):
         plot.place_figure([])
-
-
-def test_weights_cannot_all_lie_below_their_mean():
-    with pytest.raises(ValueError, match="cap=0.9: must be at least 1"):
-        recall.inverse_weights([1.0, 2.0], cap=0.9)
