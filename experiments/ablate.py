@@ -20,7 +20,7 @@ from absl import flags
 
 import lim
 from experiments import cli
-from lim import plot, profile, sweep, tokens
+from lim import profile, sweep, tokens
 from lim.influence import default_chunk
 from lim.theory import paper
 
@@ -225,6 +225,8 @@ def check_axes(grid, args):
 
 def show(ds, args, folder):
     """Tables, summary.csv and figures of a dataset; the list of cells that failed."""
+    from lim import plot
+
     grid = sweep.Grid.from_spec(ds.attrs["grid"])
     cells = read_cells(ds, grid)
     written = []
@@ -274,6 +276,8 @@ def figures(cells, args):
 
 def bundle(cells, axis):
     """The profiles along one axis, the other axes at their first values."""
+    from lim import plot
+
     first = {name: text for name, text in cells[0].labels.items() if name != axis}
     along = [cell for cell in cells if all(cell.labels[name] == text for name, text in first.items())]
     profiles = {cell.labels[axis]: (profile.rms(cell.profiles_SL), cell.theory_L) for cell in along}
@@ -283,6 +287,8 @@ def bundle(cells, axis):
 
 def valley_map(cells, rows, cols):
     """Valley depth over two axes, a panel for each combination of the others."""
+    from lim import plot
+
     names = {axis: list(dict.fromkeys(cell.labels[axis] for cell in cells)) for axis in cells[0].labels}
     others, panels = [axis for axis in names if axis not in (rows, cols) and len(names[axis]) > 1], {}
     for cell in cells:
@@ -296,6 +302,8 @@ def valley_map(cells, rows, cols):
 
 def profiles_figure(cells, args):
     """One cell large, several as small multiples."""
+    from lim import plot
+
     caption = cli.command()
     if len(cells) == 1:
         (cell,) = cells

@@ -18,8 +18,8 @@ import math
 import sys
 
 import numpy as np
+import scipy
 from absl import flags
-from scipy import integrate, stats
 
 import lim
 from experiments import cli
@@ -262,7 +262,7 @@ def show(folder, curves, skip_run):
 
 def along(curve):
     """Mean accuracy over the steps of training by place, [N]: how early each is learned."""
-    return integrate.trapezoid(curve.accuracy_SN, curve.steps_S, axis=0) / curve.steps_S[-1]
+    return scipy.integrate.trapezoid(curve.accuracy_SN, curve.steps_S, axis=0) / curve.steps_S[-1]
 
 
 def minus(values_S, baseline_S):
@@ -363,7 +363,7 @@ def in_text(args, folder, decoder, contexts, places, room):
 
 def correlation(x, y):
     """Spearman's, as text."""
-    value = stats.spearmanr(x, y).statistic if len(set(x)) > 1 and len(set(y)) > 1 else math.nan
+    value = scipy.stats.spearmanr(x, y).statistic if len(set(x)) > 1 and len(set(y)) > 1 else math.nan
     return cli.number(value)
 
 

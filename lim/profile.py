@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import scipy.ndimage
-import scipy.special
-import scipy.stats
+import scipy
 from numpy.typing import ArrayLike
 
 MARGIN = 0.1  # an end must stand this far above the middle, relative to it, to be seen as above

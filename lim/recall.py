@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy
 from flax import nnx
 from numpy.typing import ArrayLike
-from scipy import optimize, stats
 
 from lim import ladder
 from lim.config import Config
@@ -168,7 +168,7 @@ class Recall:
 
 def wilson(correct_N: np.ndarray, count: int, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's intervals, (low_N, high_N), of the probabilities behind `correct_N` successes in `count` trials each."""
-    tests = [stats.binomtest(int(k), int(count)).proportion_ci(confidence, method="wilson") for k in correct_N]
+    tests = [scipy.stats.binomtest(int(k), int(count)).proportion_ci(confidence, method="wilson") for k in correct_N]
     return np.array([t.low for t in tests]), np.array([t.high for t in tests])
 
 
@@ -306,7 +306,7 @@ def flattening_skip(task: Task, config: Config, bounds: tuple[float, float] = SK
     def objective(logs):
         return spread(birth_profile(task, config, Switches(residual=np.exp(logs))))
 
-    found = optimize.minimize(objective, np.zeros(config.layers), method="L-BFGS-B", bounds=[np.log(bounds)] * config.layers)
+    found = scipy.optimize.minimize(objective, np.zeros(config.layers), method="L-BFGS-B", bounds=[np.log(bounds)] * config.layers)
     return Switches(residual=np.clip(np.exp(found.x), *bounds))
 
 
@@ -462,7 +462,7 @@ def t_interval(values_S: ArrayLike, confidence: float = 0.95) -> tuple[float, fl
     if len(values_S) < 2:
         return float(values_S.mean()), math.inf
     error = values_S.std(ddof=1) / math.sqrt(len(values_S))
-    return float(values_S.mean()), float(stats.t.ppf((1 + confidence) / 2, len(values_S) - 1) * error)
+    return float(values_S.mean()), float(scipy.stats.t.ppf((1 + confidence) / 2, len(values_S) - 1) * error)
 
 
 # ---- the same question in text ----

@@ -11,13 +11,16 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
 import psutil
-import xarray as xr
-import zarr
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+# xarray and zarr, half of lim's import time, are imported by the functions that need them
 
 SCHEMA = 1  # goes up when an older lim would misread what a newer one writes
 NAME = "grid.zarr"  # of the store in a folder of results
@@ -25,7 +28,7 @@ TRAINING = "training.zarr"  # of a training's, see `lim.watch`
 LEASE = 3600.0  # seconds after which a mark from another machine is taken for a dead worker's
 
 
-def open(path: str | os.PathLike) -> xr.Dataset:
+def open(path: str | os.PathLike) -> "xr.Dataset":
     """The dataset of a grid, read lazily; it may be read while workers still write it. (Or of a training: see `lim.watch`.)
 
     Dimensions are the grid's axes as they were written (`ds.sel(rope="off", layers=6)`), `seed` and `position`. What the
@@ -45,6 +48,8 @@ def open(path: str | os.PathLike) -> xr.Dataset:
     Raises:
       ValueError: there is no store, or a newer lim wrote it.
     """
+    import xarray as xr
+
     path = _located(path)
     _read_attributes(path)
     ds = xr.open_zarr(path, consolidated=False, chunks=None)
@@ -74,6 +79,8 @@ class Store:
         Raises:
           ValueError: a store is there, but of another grid (the message shows the difference) or by a newer lim.
         """
+        import zarr
+
         self.path = _inside(path)
         grid = json.loads(json.dumps(grid))
         try:
@@ -111,6 +118,8 @@ class Store:
 
     def _make(self, group, name, dtype, fill, dims, inner=None):
         """One array, unless it is there: a chunk holds one cell, `inner` entries of the last dimension."""
+        import zarr
+
         shape = [size for _, size in dims]
         chunks = [1] * len(shape) if inner is None else [1] * (len(shape) - 1) + [inner]
         try:
@@ -199,6 +208,8 @@ def _located(path) -> str:
 
 
 def _read_attributes(path) -> dict[str, Any]:
+    import zarr
+
     attributes: dict[str, Any]
     try:
         attributes = dict(zarr.open_group(path, mode="r", use_consolidated=False).attrs)

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from scipy.stats import norm
+import scipy
 
 HOLDS, QUALIFIED, FAILS, NOT_RUN = "holds", "holds with a qualification", "does not hold", "not run"
 
@@ -79,12 +79,12 @@ class Condition:
         if s.error == 0:
             return float(self.met(statistics))
         spread = math.sqrt(2) * s.error
-        return float(norm.cdf((self.high - s.value) / spread) - norm.cdf((self.low - s.value) / spread))
+        return float(scipy.stats.norm.cdf((self.high - s.value) / spread) - scipy.stats.norm.cdf((self.low - s.value) / spread))
 
     def close(self, statistics: Mapping[str, Statistic]) -> bool:
         """Whether a threshold lies within the statistic's 95 % interval."""
         s = statistics[self.statistic]
-        return min(abs(s.value - self.low), abs(s.value - self.high)) <= norm.ppf(0.975) * s.error and s.error > 0
+        return min(abs(s.value - self.low), abs(s.value - self.high)) <= scipy.stats.norm.ppf(0.975) * s.error and s.error > 0
 
     @property
     def part(self) -> str:

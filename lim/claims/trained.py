@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.stats import norm
 
 from lim import plot, profile, recall
 from lim.claims.evidence import Evidence, log_ratio, mean_over_seeds
@@ -75,7 +75,7 @@ def boundary_peaks(lab: Lab) -> Evidence:
         "added": mean_over_seeds("the one less the other", np.subtract(trained, before)),
         "p": Statistic(p, 0.0, "share of shuffles with as large an effect, in the geometric mean of the networks"),
         # other held-out windows would draw another p; as a normal score it scatters by 1
-        "score": Statistic(float(norm.isf(p)), 1.0, "the same as a normal score"),
+        "score": Statistic(float(scipy.stats.norm.isf(p)), 1.0, "the same as a normal score"),
         "factor": mean_over_seeds("influence there over its neighbourhood's, trained", nats, log=True),
         "where": mean_over_seeds("tokens behind the separator where the effect is largest, trained", [after.peak for _, after in found]),
         "count": Statistic(float(found[0][1].count), 0.0, "boundaries averaged per network"),

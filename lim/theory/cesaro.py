@@ -18,8 +18,8 @@ from fractions import Fraction
 from typing import Any, SupportsIndex
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.special import logsumexp
 
 Window = int | None | Sequence[int | None]  # one for all layers, or one per layer
 
@@ -176,7 +176,7 @@ def log_coefficients(constant_H: ArrayLike, linear_H: ArrayLike) -> np.ndarray:
     top = np.count_nonzero(log_ratio >= 0)
     log_e = np.concatenate([-np.cumsum(log_ratio[:top][::-1])[::-1], [0.0], np.cumsum(log_ratio[top:])])
     with np.errstate(divide="ignore"):
-        log_e += np.sum(np.log(constant_H + linear_H)) - logsumexp(log_e)
+        log_e += np.sum(np.log(constant_H + linear_H)) - scipy.special.logsumexp(log_e)
     log_e_K = np.full(len(constant_H) + 1, -np.inf)
     first = np.count_nonzero(sure_H)
     log_e_K[first : first + len(log_e)] = log_e

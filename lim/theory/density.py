@@ -29,8 +29,8 @@ Axes: T values of t (flattened), K number of hops (0..H), H layer, L position.
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.special import gammaincc, gammaln, logsumexp, xlogy
 
 from lim.theory.cesaro import integer, log_coefficients, per_layer
 
@@ -87,7 +87,7 @@ def log_density(t: ArrayLike, strengths: ArrayLike, *, layers: int | None = None
     log_hops_K = log_hops(strengths, layers=layers)
 
     def log_sum(t_T1, k, log_weight):
-        return logsumexp(log_weight - gammaln(k) + xlogy(k - 1, t_T1), axis=-1)
+        return scipy.special.logsumexp(log_weight - scipy.special.gammaln(k) + scipy.special.xlogy(k - 1, t_T1), axis=-1)
 
     return _over_hops(log_sum, t, log_hops_K, empty=-np.inf)
 
@@ -106,7 +106,7 @@ def cdf(t: ArrayLike, strengths: ArrayLike, *, layers: int | None = None) -> np.
     """
 
     def weighted_sum(t_T1, k, log_weight):
-        return gammaincc(k, t_T1) @ np.exp(log_weight)
+        return scipy.special.gammaincc(k, t_T1) @ np.exp(log_weight)
 
     log_hops_K = log_hops(strengths, layers=layers)
     log_hops_K[log_hops_K < -745] = -np.inf  # weights that are 0 in float64 need no incomplete gamma function

@@ -7,7 +7,7 @@ The paper (Chowdhury 2026, arXiv:2603.10123) takes attention at birth for the Ce
 import math
 
 import numpy as np
-import scipy.optimize
+import scipy
 from numpy.typing import ArrayLike
 
 from lim.config import Config
