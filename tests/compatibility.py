@@ -71,7 +71,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", default="3.11,3.12,3.13", help="default: %(default)s")
     parser.add_argument("--resolutions", default="oldest,newest", help="default: %(default)s")
-    parser.add_argument("--tests", default=TESTS, help="files of tests; default: %(default)s")
+    parser.add_argument("--tests", default=TESTS, help="files, or FILE::TEST; default: %(default)s")
     args = parser.parse_args()
     pythons, resolutions, tests = (given.split(",") for given in (args.pythons, args.resolutions, args.tests))
     for python in pythons:
@@ -81,7 +81,7 @@ def main():
         if resolution not in RESOLUTIONS:
             parser.error(f"--resolutions={args.resolutions}: allowed are {', '.join(RESOLUTIONS)}")
     for test in tests:
-        if not (ROOT / test).exists():
+        if not (ROOT / test.partition("::")[0]).exists():
             parser.error(f"--tests={args.tests}: there is no {test}")
 
     print(f"| Python | dependencies | {' | '.join(SHOWN)} | tests | seconds |\n|{' --- |' * (len(SHOWN) + 4)}", flush=True)
