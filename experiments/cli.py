@@ -28,6 +28,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import lim
+from lim.checkpoint import printable
 from lim.influence import entries
 
 
@@ -201,19 +202,28 @@ def flag_values(args):
 
 def _parse(argv):
     argv = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]  # --plot-only, too
-    given = [word.split("=")[0].lstrip("-") for word in argv[1:] if word.startswith("--")]
+    given = [name for word in argv[1:] if (name := _flag_of(word))]
     try:
         for name in given:
             if given.count(name) > 1:
                 raise flags.Error(f"flag --{name} stands twice")
         rest = flags.FLAGS(argv)
-    except flags.Error as error:
+    except UnicodeDecodeError as error:
+        refuse(f"--flagfile: is not UTF-8 text ({error.reason} at byte {error.start})")
+    except (flags.Error, ValueError) as error:  # absl refuses --noexact=2 with the latter
         refuse(_one_line(error))
     except SystemExit:  # --help: absl leaves with 1
         sys.exit(0)
     if rest[1:]:
         refuse(f"{rest[1]!r} is no flag: see --help")
     return rest
+
+
+def _flag_of(word):
+    """The name of the flag that a word gives, with one dash or two, or as --noNAME; None if it gives none."""
+    name = re.match(r"-{0,2}(\w*)", word)[1] if word.startswith("-") else ""
+    off = name.removeprefix("no")
+    return name if name in flags.FLAGS else off if off in flags.FLAGS and flags.FLAGS[off].boolean else None
 
 
 def _one_line(error):
@@ -225,7 +235,7 @@ def _one_line(error):
 
 def refuse(message):
     """Ends the command: one line, exit status 2."""
-    print(f"{command_name()}: {message}", file=sys.stderr)
+    print(f"{command_name()}: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -235,7 +245,7 @@ def refusing():
     try:
         yield
     except (ValueError, OSError) as error:
-        refuse(" ".join(str(error).split()))
+        refuse(str(error))
 
 
 def command_name():

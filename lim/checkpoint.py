@@ -101,15 +101,18 @@ def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32) -> Decoder:
     if train.about(folder) is not None:
         return train.trained(folder)
     config = Config.from_hf(folder)
-    leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: birth_params(config, jax.random.key(0))))
-    stacks = {".".join(key.key for key in path): np.empty(leaf.shape, dtype) for path, leaf in leaves}
+    try:
+        leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: birth_params(config, jax.random.key(0))))
+        stacks = {".".join(key.key for key in path): np.empty(leaf.shape, dtype) for path, leaf in leaves}
+    except (MemoryError, OverflowError, TypeError, ValueError) as error:  # of numpy and JAX, on sizes beyond all measure
+        raise ValueError(f"{folder}: config.json asks for weights that do not fit into memory: {error}") from None
 
     with contextlib.ExitStack() as opened:
         tensors, faults = _open(folder, opened)
         faults += _fill(stacks, config, tensors)
     if faults:
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        raise ValueError(f"{folder}: cannot be loaded ({count}):" + "".join(f"\n  {fault}" for fault in faults))
+        raise ValueError(f"{folder}: cannot be loaded ({count}):" + "".join(f"\n  {printable(fault)}" for fault in faults))
     arrays = [jnp.asarray(stacks.pop(place)) for place in list(stacks)]  # popped: held no longer than needed
     return from_params(config, jax.tree.unflatten(tree, arrays))
 
@@ -124,6 +127,11 @@ def tokenizer_of(source: str | os.PathLike) -> str | os.PathLike | None:
     """What `lim.tokens.encode` takes as the tokenizer of a checkpoint: its source, or that of a training (None for bytes)."""
     said = train.about(source)
     return source if said is None else said["tokenizer"]
+
+
+def printable(text: str) -> str:
+    """A text whose every character can be printed: line ends and what a terminal would obey are spelled out, as in \\x1b."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _folder(source) -> pathlib.Path:
@@ -184,7 +192,7 @@ def _shards(index):
 
     try:
         entries = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=once)["weight_map"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index}: cannot be read as an index of shards: {error!r}") from None
     shards: dict[pathlib.Path, set[str]] = {}
     for name, file in entries:
@@ -210,6 +218,8 @@ def _slots(stacks, config):
 
 def _fill(stacks, config, tensors):
     """Fills the stacks; returns a fault for every tensor that does not fit and every one that is missing."""
+    if config.layers > len(tensors):  # before each of as many is looked for
+        return [f"config.json has {config.layers} layers, and the files hold {len(tensors)} tensors"]
     slots, faults, good = _slots(stacks, config), [], set()
     found: dict[str, str] = {}
     needed = set(slots)

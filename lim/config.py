@@ -131,7 +131,7 @@ class Config:
         path = path / "config.json" if path.is_dir() else path
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: cannot be read as a config.json: {error}") from None
         if not isinstance(content, dict):
             raise ValueError(f"{path}: must hold a JSON object")
