@@ -14,6 +14,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -27,6 +28,7 @@ import signal
 import struct
 import sys
 import tempfile
+import time
 import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -49,7 +51,7 @@ from test_checkpoint import GPT2, LLAMA, QWEN2, tensors, written  # noqa: E402
 
 import lim  # noqa: E402
 from experiments import cli  # noqa: E402
-from lim import checkpoint, claims, store, sweep, train, watch  # noqa: E402
+from lim import checkpoint, claims, recall, sweep, tokens, train, watch  # noqa: E402
 
 COMMANDS = ("ablate", "measure", "ladder", "depth", "bench", "train", "recall", "reproduce")
 SECONDS, MEMORY = 20, 6 << 30  # of a try
@@ -67,6 +69,9 @@ class Hang(BaseException):
 
 def accept(*_, **__):
     raise Accepted
+
+
+DOCUMENTS = functools.cache(lambda: [text for text in tokens.standard_text().split("\n\n") if text][:2000])
 
 
 # ---- what a try reads and writes ----
@@ -249,6 +254,7 @@ def stubs(module, name):
     provenance = dict(versions={}, command="", lim="0", git=None, device="", dtype="", matmul_precision="")
     common = [(lim, "check_compiler", lambda *_: None), (cli, "provenance", lambda: dict(provenance)),
               (jax.distributed, "initialize", lambda *_, **__: None)]  # fmt: skip
+    common.append((tokens, "standard_documents", DOCUMENTS))
     own = dict(ablate=("measure", "show"), measure=("measure",), ladder=("climb",), depth=(), bench=("in_own_process", "run_lim", "run_torch",
                "train_lim", "train_torch"), train=("run",), recall=("in_text",), reproduce=("measure",))[name]  # fmt: skip
     common += [(module, function, accept) for function in own]
@@ -333,7 +339,7 @@ def command_line(rng, command, kind):
     return [word.replace("\0", "") for word in words]
 
 
-def stock(folder):
+def stock(folder, training):
     """The files beside every command line: texts, a checkpoint, a training, a grid, and things that are none."""
     folder.mkdir()
     (folder / "file").touch()
@@ -365,7 +371,8 @@ def stock(folder):
             predicted = sweep.predict(grid, grid.configurations[2 * place[0] + place[1]])
             into.write((*place, seed), "done", influence=profile_L, stderr=0 * profile_L, metrics=np.zeros(len(sweep.METRICS)),
                        **(predicted if seed == 0 else {}))  # fmt: skip
-    a_training(folder / "training")
+    if training:
+        a_training(folder / "training")
 
 
 TRAIN = "--layers=1 --width=32 --length=10 --steps=2 --batch=2 --windows=2 --measurements=2 --probes=2 --text=text".split()
@@ -675,7 +682,7 @@ def tried_results(rng, tries):
                 else:
                     command.run(line.split())
                     for key, run in command.module.plan(parsed(line, name)).items():
-                        curve = lim.recall.Curve(*(np.zeros((2, 3)) for _ in range(2)), 3, *(np.zeros((2, 3)) for _ in range(2)), np.zeros(2), 1.0)
+                        curve = recall.Curve(*(np.zeros((2, 3)) for _ in range(2)), 3, *(np.zeros((2, 3)) for _ in range(2)), np.zeros(2), 1.0)
                         (folder := at / "mine" / key[0] / f"seed{key[1]}").mkdir(parents=True)
                         cli.write_json(folder / "result.json", dict(about=run.about(), curve=curve))
                 shutil.rmtree(SCRATCH / "mine", ignore_errors=True)
@@ -719,14 +726,16 @@ SHARES = {"checkpoint": 30, "texts": 5, "stores": 8, "trainings": 3, "results": 
 TRIED = dict(checkpoint=tried_checkpoints, texts=tried_texts, stores=tried_stores, trainings=tried_trainings, results=tried_results)
 
 
-def main(tries, seed, targets, show=3):
+def main(tries, seed, targets, seconds=20, show=3):
     """Tries so many times in all; prints the table and the faults; returns how many there were."""
+    global SECONDS
     resource.setrlimit(resource.RLIMIT_AS, (int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * 4096 + MEMORY,) * 2)
     if set(targets) != {"checkpoint"}:
-        stock(SCRATCH / "stock")
+        stock(SCRATCH / "stock", "trainings" in targets)
+    SECONDS = seconds
     table, faults = collections.Counter(), collections.defaultdict(list)
     for target in targets:
-        rng = random.Random(f"{seed} {target}")
+        rng, began = random.Random(f"{seed} {target}"), time.process_time()
         count = max(1, round(tries * SHARES[target] / sum(SHARES[t] for t in targets)))
         made = TRIED[target](rng, count) if target in TRIED else tried_lines(rng, count, target)
         for kind, outcome, what in made:
@@ -734,8 +743,9 @@ def main(tries, seed, targets, show=3):
                 outcome = Outcome("fault", f"accepted: {kind}")
             table[target, kind, outcome.kind] += 1
             if outcome.kind == "fault":
+                print(f"{what}: {outcome.words}"[:600], file=sys.stderr, flush=True)
                 faults[target, re.sub(r"\d{6,}", "9…", outcome.words)[:110]].append(f"{what}: {outcome.words}")
-        print(f"{target}: {count} tries", file=sys.stderr, flush=True)
+        print(f"{target}: {count} tries, {time.process_time() - began:.1f} s of the processor", file=sys.stderr, flush=True)
     rows, total = [], collections.Counter()
     for target, kind in dict.fromkeys((target, kind) for target, kind, _ in sorted(table)):
         counts = [table[target, kind, outcome] for outcome in ("refused", "accepted", "fault")]
@@ -753,9 +763,10 @@ if __name__ == "__main__":
     parser.add_argument("--tries", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--targets", default=",".join(SHARES), help="a comma list")
+    parser.add_argument("--seconds", type=int, default=20, help="of the processor, after which a try hangs")
     chosen = parser.parse_args()
     try:
-        faulty = main(chosen.tries, chosen.seed, chosen.targets.split(","))
+        faulty = main(chosen.tries, chosen.seed, chosen.targets.split(","), chosen.seconds)
     finally:
         shutil.rmtree(SCRATCH, ignore_errors=True)
     sys.exit(bool(faulty))
