@@ -20,7 +20,7 @@ from absl import flags
 
 import lim
 from experiments import cli
-from lim import profile, sweep, tokens
+from lim import profile, store, sweep, tokens
 from lim.influence import default_chunk
 from lim.theory import paper
 
@@ -86,7 +86,11 @@ class Cell:
 
 
 def read_cells(ds, grid) -> list[Cell]:
-    """Every configuration of a dataset of which a seed is done."""
+    """Every configuration of a dataset of which a seed is done.
+
+    Raises:
+      ValueError: numbers of one that is done are not there.
+    """
     names = ("influence", "stderr", "theory", "theory_metrics", "theory_error", "operator", "status")
     values, cells = {name: ds[name].values for name in names}, []
     for c in grid.configurations:
@@ -94,6 +98,9 @@ def read_cells(ds, grid) -> list[Cell]:
         if done.any() and values["status"][(*c.place, 0)] in ("done", "failed"):  # its first seed brings the predictions
             own = {name: values[name][c.place][..., : c.length] for name in ("theory", "operator")}
             error = str(values["theory_error"][c.place])
+            needed = [values[name][c.place][done, : c.length] for name in ("influence", "stderr")] + [own["operator"]] + [own["theory"]] * (not error)
+            if not all(np.all(np.isfinite(numbers)) for numbers in needed):
+                raise ValueError(f"numbers of {c.labels} are not there, though it is done")
             cells.append(Cell(c.labels, c.config, c.switches, grid.source, values["influence"][c.place][done, : c.length],
                               values["stderr"][c.place][done, : c.length], None if error else own["theory"],
                               values["theory_metrics"][c.place][sweep.THEORY_METRICS.index("cv")], error, own["operator"]))  # fmt: skip
@@ -160,15 +167,15 @@ def main(args):
         if not args.resume:
             lim.store.remove(folder)
         try:
-            store = grid.store(folder, flags=cli.flag_values(args), provenance=cli.provenance())
+            kept = grid.store(folder, flags=cli.flag_values(args), provenance=cli.provenance())
         except ValueError as error:
             raise ValueError(f"--out={error}. Choose another, or --noresume to replace what is there") from None
         rows = max(c.length * default_chunk(c.config, c.length, c.config.width) for c in grid.configurations)
         lim.check_compiler(rows, grid.configurations[0].config.width)
-    if store.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
-        print("note: this store was begun with other versions: " + str(store.attributes["provenance"]["versions"]), file=sys.stderr)
-    measure(grid, store, shard, args)
-    status = store.status()
+    if kept.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
+        print("note: this store was begun with other versions: " + str(kept.attributes["provenance"]["versions"]), file=sys.stderr)
+    measure(grid, kept, shard, args)
+    status = kept.status()
     done, failed = np.sum(status == "done"), np.sum(status == "failed")
     if done + failed < status.size:
         marks = lim.open(str(folder)).worker.values[status == "running"]
@@ -178,7 +185,7 @@ def main(args):
         try:
             show(lim.open(str(folder)), args, folder)
         except OSError as error:
-            stopped(store, f"{folder} cannot be written: {error.strerror or error}", 1)
+            stopped(kept, f"{folder} cannot be written: {error.strerror or error}", 1)
     if failed:
         sys.exit(3)
 
@@ -209,8 +216,11 @@ def opened(args):
     """The dataset that --plot_only means, complete or not, and the folder to draw into."""
     if also := cli.given(args, DECIDE):
         raise ValueError(f"--plot_only={args.plot_only}: draws what the store holds; leave out --{', --'.join(also)}")
-    ds = lim.open(args.plot_only)
-    check_axes(sweep.Grid.from_spec(ds.attrs["grid"]), args)
+    with store.readable(args.plot_only):
+        ds = lim.open(args.plot_only).load()
+        grid = sweep.Grid.from_spec(ds.attrs["grid"])
+        read_cells(ds, grid)
+    check_axes(grid, args)
     return ds, cli.output_folder(args.out or args.plot_only)
 
 

@@ -4,6 +4,7 @@ A cell, one point of every axis and one seed, is one chunk of each array, and it
 whole or not at all, without a lock, whatever was killed when. A path is a folder or any URL that fsspec knows.
 """
 
+import contextlib
 import datetime
 import json
 import math
@@ -46,15 +47,30 @@ def open(path: str | os.PathLike) -> "xr.Dataset":
       path: the folder of results, the store itself, or a URL of either (gs://bucket/run).
 
     Raises:
-      ValueError: there is no store, or a newer lim wrote it.
+      ValueError: there is no store, it is damaged, or a newer lim wrote it.
     """
     import xarray as xr
 
     path = _located(path)
-    _read_attributes(path)
-    ds = xr.open_zarr(path, consolidated=False, chunks=None)
-    texts = {name: ds[name].values.astype(object) for name in ds.coords if ds[name].dtype.kind not in "if"}
-    return ds.set_coords([name for name in ds if name.endswith("_value")]).assign_coords(texts)
+    with readable(path):
+        _read_attributes(path)
+        ds = xr.open_zarr(path, consolidated=False, chunks=None)
+        texts = {name: ds[name].values.astype(object) for name in ds.coords if ds[name].dtype.kind not in "if"}
+        return ds.set_coords([name for name in ds if name.endswith("_value")]).assign_coords(texts)
+
+
+@contextlib.contextmanager
+def readable(path):
+    """Whatever JSON, zarr and xarray raise over a damaged store becomes a ValueError that names it."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        if isinstance(error, ValueError) and reason.startswith(os.path.dirname(path) or path):  # names it already
+            raise
+        raise ValueError(f"{path}: cannot be read, it is damaged: {reason[:200] or type(error).__name__}") from None
 
 
 class Store:
@@ -77,11 +93,15 @@ class Store:
           attributes: what else a reader should know, as JSON: flags, versions, device.
 
         Raises:
-          ValueError: a store is there, but of another grid (the message shows the difference) or by a newer lim.
+          ValueError: a store is there, but of another grid (the message shows the difference), by a newer lim, or damaged.
         """
         import zarr
 
         self.path = _inside(path)
+        with readable(self.path):
+            self._open(axes, seeds, length, metrics, theory_metrics, grid, attributes)
+
+    def _open(self, axes, seeds, length, metrics, theory_metrics, grid, attributes):
         grid = json.loads(json.dumps(grid))
         try:
             zarr.create_group(self.path, attributes=dict(schema=SCHEMA, grid=grid, **attributes))
@@ -130,8 +150,13 @@ class Store:
         self._arrays[name] = group[name]
 
     def status(self) -> np.ndarray:
-        """The status of every cell, [axes, seed]."""
-        return np.asarray(self._arrays["status"][...], object)
+        """The status of every cell, [axes, seed].
+
+        Raises:
+          ValueError: the store is damaged.
+        """
+        with readable(self.path):
+            return np.asarray(self._arrays["status"][...], object)
 
     def claim(self, cells: Iterable[tuple], retry_failed: bool = False, alone: bool = False) -> list[tuple]:
         """Marks cells as running, and returns those that are this process's now.

@@ -224,7 +224,8 @@ class Command:
         err.flush()
         line = err.buffer.getvalue().decode()
         if outcome is None and status == 2:
-            given = [word.lstrip("-").split("=")[0].replace("-", "_") for word in words]
+            given = [word.lstrip("-").split("=")[0] for word in words]
+            given += [name.replace("-", "_") for name in given]
             values = [word.partition("=")[2] for word in words]
             outcome = refusal(line, [*filter(None, given), *filter(None, values), *filter(None, named), *(f"{name}=" for name in self.flags)])
             if outcome.kind == "refused" and not line.startswith(f"experiments.{self.name}: "):
@@ -334,7 +335,7 @@ def command_line(rng, command, kind):
         at = rng.randrange(len(words))
         words[at] = mutated(rng, words[at])
     if kind == "absl's flags":
-        words.append(rng.choice(["--flagfile=nowhere", "--flagfile=binary", "--flagfile=folder", "--flagfile=", "--undefok=ropes", "--verbosity=x", "--verbosity=9",
+        words.append(rng.choice(["--flagfile=nowhere", "--flagfile=binary", "--flagfile=folder", "--flagfile=", "--undefok=ropes", "--verbosity=x",
                                  "--stderrthreshold=x", "--v=x", "--logger_levels=x", "--only_check_args", "--showprefixforinfo=maybe"]))  # fmt: skip
     return [word.replace("\0", "") for word in words]
 
@@ -700,20 +701,22 @@ def parsed(line, name):
     return flags.FLAGS
 
 
-def link(source, target):
-    """Copies at the price of a name; what the library replaces it writes aside and renames."""
-    os.link(source, target, follow_symlinks=False)
-
-
 @contextlib.contextmanager
 def scratch(stocked):
     """A working directory of its own, with the stock of files or without."""
     at, before = SCRATCH / "try" / "here", pathlib.Path.cwd()
     at.parent.mkdir()
-    if stocked:
-        shutil.copytree(SCRATCH / "stock", at, symlinks=True, copy_function=link)
-    else:
-        at.mkdir()
+    at.mkdir()
+    for thing in (SCRATCH / "stock").iterdir() if stocked else ():
+        if thing.name in ("grid", "training", "model"):  # many files: linked, and made whole again if a try removed some
+            if not (SCRATCH / thing.name).exists():
+                shutil.copytree(thing, SCRATCH / thing.name)
+            if not any(thing.iterdir()):
+                thing.rmdir()
+                shutil.copytree(SCRATCH / thing.name, thing)
+            (at / thing.name).symlink_to(thing)
+        else:
+            (shutil.copytree if thing.is_dir() else shutil.copy)(thing, at / thing.name, **({} if thing.is_dir() else dict(follow_symlinks=False)))
     os.chdir(at)
     try:
         yield at

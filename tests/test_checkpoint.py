@@ -275,9 +275,24 @@ def test_an_index_that_lies_is_refused(tmp_path):
     pairs = ", ".join(f"{json.dumps(name)}: {json.dumps(file)}" for name, file in pairs)
     path.write_text(f'{{"weight_map": {{{pairs}}}}}')
     assert faults(folder) == ["model.safetensors.index.json names model.norm.weight 2 times"]
-    for broken in ("", "[]", "{}", '{"weight_map": 3}', '{"weight_map": null}'):
+    for broken in ("", "[]", "{}", '{"weight_map": 3}', '{"weight_map": null}', "[" * 100_000):
         path.write_text(broken)
         assert "cannot be read as an index of shards" in faults(folder)[0]
+
+
+@pytest.mark.parametrize("sizes, message", [
+    (dict(vocab_size=10**12), ""),  # no room, or, where the system promises more than it has, other shapes
+    (dict(hidden_size=2**62), "config.json asks for weights that do not fit into memory: "),
+    (dict(num_hidden_layers=1000), "config.json has 1000 layers, and the files hold 21 tensors"),
+])  # fmt: skip
+def test_sizes_beyond_all_measure_are_refused(sizes, message, tmp_path):
+    line = faults(written(tmp_path, {**LLAMA, **sizes}, tensors(LLAMA)))[0]
+    assert message in line and "\n" not in line
+
+
+def test_names_that_a_terminal_would_obey_are_spelled_out(tmp_path):
+    odd = {"a\nb": np.ones(1, np.float32), "\x1b[31mred": np.ones(1, np.float32)}
+    assert faults(written(tmp_path, LLAMA, tensors(LLAMA) | odd)) == [r"\x1b[31mred is extra", r"a\nb is extra"]
 
 
 def test_a_pickle_is_never_read(tmp_path):

@@ -101,6 +101,11 @@ BAD_ABLATE = [
     ("--out=newer", "newer/grid.zarr: was written by a newer lim (schema 99; this one reads up to 1)"),
     ("--plot-only=newer", "newer/grid.zarr: was written by a newer lim (schema 99; this one reads up to 1)"),
     ("--rope=off --rope=on", "--rope stands twice"),
+    ("--rope=off -rope=on", "--rope stands twice"),
+    ("--resume --noresume", "--resume stands twice"),
+    ("--noexact=2", "--noexact=2 does not take an argument"),
+    ("--flagfile=latin", "--flagfile: is not UTF-8 text (invalid start byte at byte 0)"),
+    ("--rope=\x1b[31m\u202e", r"--rope=\x1b[31m\u202e: "),
     ("--ropes=off", "Unknown command line flag 'ropes'"),
     ("rope=off", "'rope=off' is no flag"),
 ]
@@ -180,6 +185,7 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
     cases = BAD[name]
     (tmp_path / "file").touch()
     (tmp_path / "short.txt").write_text("short\n")
+    (tmp_path / "latin").write_bytes(b"\xff")
     small = lim.Config.preset("small")
     sweep.Grid(small, {"layers": {"3": 3}}, (7,)).store(tmp_path / "other")
     sweep.Grid(small, {}, (0,)).store(tmp_path / "newer")
@@ -194,7 +200,7 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
     outcomes = run(name, [words.split() for words, _ in cases], tmp_path)
     for (words, message), (code, out, err) in zip(cases, outcomes):
         assert (code, out) == (2, ""), (words, code, out, err)
-        assert err.count("\n") == 1 and err.startswith(f"experiments.{name}: ") and message in err, (words, err)
+        assert err.count("\n") == 1 and err.startswith(f"experiments.{name}: ") and message in err and err[:-1].isprintable(), (words, err)
 
 
 TINY = "--layers=2 --width=32 --length=12 --seeds=3"
