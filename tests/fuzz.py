@@ -327,7 +327,9 @@ def command_line(rng, command, kind):
         again = [f"{rng.choice(['--', '-'])}{flag.name}" + ("" if flag.boolean else f"={value_of(rng, flag, 'valid')}") for _ in range(2)]
         words = [*again, *(word for word in words if flag.name not in word.replace("-", "_"))] if rng.random() < 0.5 else [*words, *again]
     if kind == "unknown flag":
-        words.insert(rng.randrange(len(words) + 1), rng.choice(["--ropes=off", "--nothing", "stray", "--é=1", "-x", "--=3", "--no", "--layerss=2", "-", "--a b=1"]))
+        words.insert(
+            rng.randrange(len(words) + 1), rng.choice(["--ropes=off", "--nothing", "stray", "--é=1", "-x", "--=3", "--no", "--layerss=2", "-", "--a b=1"])
+        )
     if kind == "swapped values" and len(words) > 1:
         heads, tails = zip(*(word.partition("=")[::2] for word in words))
         words = [f"{head}={tail}" for head, tail in zip(heads, tails[1:] + tails[:1])]
@@ -437,7 +439,31 @@ def garbage(rng, path):
     path.write_bytes(rng.choice([b"null", b"[]", b"3", b'"x"', b"\xff\xfe", b"\0" * 100, rng.randbytes(64), b'{"a":' * 50, b"NaN", b"[NaN]", b"{}"]))
 
 
-STRANGE = (None, True, False, "", "x", "12", [], [1], {}, {"a": 1}, 0, -1, 0.5, 2.0, float("nan"), float("inf"), 10**9, 2**31, 2**63, 10**30, 10**400, 1e308, -1e308)
+STRANGE = (
+    None,
+    True,
+    False,
+    "",
+    "x",
+    "12",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    0,
+    -1,
+    0.5,
+    2.0,
+    float("nan"),
+    float("inf"),
+    10**9,
+    2**31,
+    2**63,
+    10**30,
+    10**400,
+    1e308,
+    -1e308,
+)
 
 
 def strange_json(rng, path):
@@ -498,13 +524,17 @@ def damaged_header(rng, path, kind):
         return put_header(path, (text[:-1] + f', "{name}": ' + json.dumps(entry) + "}").encode(), data)
     if kind == "offsets":
         begin, end = entry["data_offsets"]
-        entry["data_offsets"] = rng.choice([[-1, end], [end, begin], [begin, 2**40], [begin, end - 4], [begin, end + 4], [begin], [begin + 1, end + 1], [2**63, 2**63]])
+        entry["data_offsets"] = rng.choice(
+            [[-1, end], [end, begin], [begin, 2**40], [begin, end - 4], [begin, end + 4], [begin], [begin + 1, end + 1], [2**63, 2**63]]
+        )
     if kind == "wrong dtype":
         entry["dtype"] = rng.choice(["I32", "F64", "U8", "BOOL", "F8_E4M3", "X", "", None, 3])
     if kind == "wrong shape":
         entry["shape"] = rng.choice([[-1], [0], [2**40], [1, *entry["shape"]], [2**32, 2**32], ["x"], None, [], [*entry["shape"], 2]])
     if kind == "renamed":
-        header[rng.choice([name.upper(), "", "a\nb", "\x1b[31m" + name, name.replace("0", "00"), name.replace("layers.0", "layers.-1"), "x" * 100_000])] = header.pop(name)
+        header[rng.choice([name.upper(), "", "a\nb", "\x1b[31m" + name, name.replace("0", "00"), name.replace("layers.0", "layers.-1"), "x" * 100_000])] = (
+            header.pop(name)
+        )
     put_header(path, header, data)
 
 
