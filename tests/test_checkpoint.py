@@ -11,60 +11,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from stand_ins import GPT2, LLAMA, QWEN2, D, E, F, N, P, V, tensors, written
 
 from lim import checkpoint
 from lim.model import Decoder, params_of
-
-D, F, V, P, N, E = 6, 10, 9, 7, 3, 2  # width, inner, vocabulary, positions, heads, head width
-GPT2 = dict(model_type="gpt2", n_layer=2, n_embd=D, n_head=N, n_inner=F, vocab_size=V, n_positions=P,
-            layer_norm_epsilon=1e-5)  # fmt: skip
-LLAMA = dict(model_type="llama", num_hidden_layers=2, hidden_size=D, num_attention_heads=N, num_key_value_heads=1,
-             head_dim=E, intermediate_size=F, vocab_size=V, max_position_embeddings=P, rms_norm_eps=1e-5,
-             rope_theta=1e4, tie_word_embeddings=False)  # fmt: skip
-QWEN2 = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
-
-
-def shapes(config):
-    """The names and shapes that transformers writes, spelled out apart from the library's table."""
-    if config["model_type"] == "gpt2":
-        block = {"ln_1.weight": [D], "ln_1.bias": [D], "attn.c_attn.weight": [D, 3 * D], "attn.c_attn.bias": [3 * D],
-                 "attn.c_proj.weight": [D, D], "attn.c_proj.bias": [D], "ln_2.weight": [D], "ln_2.bias": [D],
-                 "mlp.c_fc.weight": [D, F], "mlp.c_fc.bias": [F], "mlp.c_proj.weight": [F, D],
-                 "mlp.c_proj.bias": [D]}  # fmt: skip
-        named = {"transformer.wte.weight": [V, D], "transformer.wpe.weight": [P, D],
-                 "transformer.ln_f.weight": [D], "transformer.ln_f.bias": [D]}  # fmt: skip
-        return named | {f"transformer.h.{i}.{name}": shape for i in (0, 1) for name, shape in block.items()}
-    block = {"input_layernorm.weight": [D], "self_attn.q_proj.weight": [N * E, D], "self_attn.k_proj.weight": [E, D],
-             "self_attn.v_proj.weight": [E, D], "self_attn.o_proj.weight": [D, N * E],
-             "post_attention_layernorm.weight": [D], "mlp.gate_proj.weight": [F, D], "mlp.up_proj.weight": [F, D],
-             "mlp.down_proj.weight": [D, F]}  # fmt: skip
-    if config["model_type"] == "qwen2":
-        block |= {"self_attn.q_proj.bias": [N * E], "self_attn.k_proj.bias": [E], "self_attn.v_proj.bias": [E]}
-    named = {"model.embed_tokens.weight": [V, D], "model.norm.weight": [D]}
-    named |= {} if config["tie_word_embeddings"] else {"lm_head.weight": [V, D]}
-    return named | {f"model.layers.{i}.{name}": shape for i in (0, 1) for name, shape in block.items()}
-
-
-def tensors(config, dtype=np.float32):
-    """Every number of the checkpoint another one, small enough for bfloat16 to tell apart only roughly."""
-    rng = np.random.default_rng(0)
-    return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes(config).items()}
-
-
-def written(folder, config, weights, shards=1):
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    if shards == 1:
-        save_file(weights, folder / "model.safetensors")
-        return folder
-    names, index = sorted(weights), {}
-    for i in range(shards):
-        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
-        save_file({name: weights[name] for name in names[i::shards]}, folder / file)
-        index |= dict.fromkeys(names[i::shards], file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps(dict(metadata={}, weight_map=index)))
-    return folder
 
 
 def faults(folder):

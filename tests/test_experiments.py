@@ -10,15 +10,13 @@ import subprocess
 import sys
 import time
 
+import kill_training
 import numpy as np
 import pytest
 import zarr
 
 import lim
 from lim import profile, rollout, sweep
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import kill_training  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DRIVER = """

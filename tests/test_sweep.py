@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import jax
+import kill_and_resume
 import numpy as np
 import pytest
 
@@ -16,9 +17,6 @@ import lim
 from lim import sweep
 from lim.influence import Influence
 from lim.theory import kernel, paper
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import kill_and_resume  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = lim.Config.preset("small").replace(layers=1, width=16)

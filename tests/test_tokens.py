@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from stand_ins import write_tokenizer
 
 from lim import tokens
 from lim.tokens import encode, random_tokens, read_text, standard_text, windows
@@ -82,18 +83,9 @@ def test_bytes_without_a_tokenizer():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tokenizer of five words, with a begin-of-text mark that it puts before every text."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    words = {"[UNK]": 0, "<s>": 1, "lost": 2, "in": 3, "middle": 4, "the": 7}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
-    folder = tmp_path_factory.mktemp("tokenizer")
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="[UNK]")
-    fast.save_pretrained(folder)
-    assert fast("lost")["input_ids"] == [1, 2]
-    return folder
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("transformers")
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def test_tokenizer_of_a_folder(folder):
