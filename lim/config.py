@@ -34,6 +34,15 @@ class Config:
 
     Raises:
       ValueError: a size is not a positive integer, or the sizes do not fit together.
+
+    Example:
+      >>> config = lim.Config.preset("small")
+      >>> config.family, config.layers, config.width
+      ('qwen2', 6, 128)
+      >>> config.replace(width=64).inner  # heads and MLP keep their proportions
+      192
+      >>> lim.Config.preset("gpt2").has_rope
+      False
     """
 
     family: str

@@ -39,6 +39,14 @@ class Influence:
       stderr_L: its standard error from the choice of probes; 0 when every row was pulled back.
       cotangents: how many were pulled back; `exact` says whether that was all of them.
       chunk: how many were pulled back side by side.
+
+    Example:
+      >>> decoder = lim.Decoder.at_birth(lim.Config.preset("small"), seed=0)
+      >>> measured = lim.influence(decoder, lim.random_tokens(decoder.config.vocab, length=128, seed=0), probes=16)
+      >>> measured.influence_L.shape, measured.exact, measured.cotangents
+      ((128,), False, 16)
+      >>> print(f"{measured.influence_L[0]:.0f} ± {measured.stderr_L[0]:.0f}")
+      276 ± 11
     """
 
     influence_L: np.ndarray
@@ -75,6 +83,13 @@ def influence(decoder: Decoder, tokens_L: ArrayLike, switches: Switches = Switch
 
     Raises:
       ValueError: names the argument, its value and what is allowed.
+
+    Example:
+      >>> decoder = lim.Decoder.at_birth(lim.Config.preset("small"), seed=0)
+      >>> tokens_L = lim.random_tokens(decoder.config.vocab, length=128, seed=0)
+      >>> measured = lim.influence(decoder, tokens_L, probes=16)
+      >>> print(measured.influence_L[[0, 64, 126, 127]].round(1))  # first, middle, last but one, last
+      [275.9  12.5   6.5 191.5]
     """
     config = decoder.config
     tokens_L = checked_tokens(tokens_L, config)

@@ -166,6 +166,15 @@ class Decoder(nnx.Module):
     on every call, alone or batched, because it draws the weights inside one compiled function.
 
     A subclass with a `Block` of its own is another architecture; what takes a decoder, `lim.influence` say, takes it.
+
+    Attributes:
+      config: the `lim.Config` that it was made from.
+
+    Example:
+      >>> decoder = lim.Decoder.at_birth(lim.Config.preset("small"), seed=0)
+      >>> tokens_L = lim.random_tokens(decoder.config.vocab, length=128, seed=0)
+      >>> decoder(tokens_L).shape  # logits of the next token, [L, V]
+      (128, 4096)
     """
 
     Block = Block

@@ -118,6 +118,11 @@ def summarize(profile_L: ArrayLike, stderr: Mapping[str, float] | None = None) -
     Raises:
       ValueError: the profile is not one-dimensional, is empty, or holds a negative number, NaN or infinity; `stderr`
         holds a name that is not a ratio, or a negative number.
+
+    Example:
+      >>> summary = lim.summarize([9.0, 3.0, 2.0, 1.0, 4.0])
+      >>> summary.shape, summary.primacy, summary.recency, summary.valley, summary.valley_depth
+      ('U', 4.5, 2.0, 3, 4.0)
     """
     profile_L = check_profile(profile_L)
     ratio, errors = ratios(profile_L), _check_stderr(stderr or {})
@@ -162,8 +167,15 @@ def summarize_windows(profiles_WL: ArrayLike) -> Summary:
 def rms(profiles_SL: ArrayLike) -> np.ndarray:
     """Root mean square over seeds, [L]: what theory predicts, since it is squares that add over random weights.
 
+    Args:
+      profiles_SL: one profile per seed, [S, L], in any unit, which the result has, too.
+
     Raises:
       ValueError: not two-dimensional, empty, or a negative number, NaN or infinity.
+
+    Example:
+      >>> lim.rms([[1.0, 3.0], [7.0, 3.0]]).tolist()
+      [5.0, 3.0]
     """
     profiles_SL = check_profiles(profiles_SL)
     scale_L = profiles_SL.max(axis=0)  # squares of values below 1e-162 would vanish
@@ -189,6 +201,12 @@ def jackknife(statistic: Callable[[np.ndarray], Any], profiles_SL: ArrayLike) ->
 
     Raises:
       ValueError: as `rms`.
+
+    Example:
+      >>> profiles_SL = [[3.0, 1.0, 2.0], [5.0, 1.0, 2.0], [4.0, 1.0, 2.0]]  # three seeds
+      >>> value, error = lim.jackknife(lambda profile_L: profile_L[0] / profile_L[1], profiles_SL)
+      >>> print(f"{value:.2f} ± {error:.2f}")
+      4.08 ± 0.58
     """
     profiles_SL = check_profiles(profiles_SL)
     seeds = len(profiles_SL)
@@ -368,6 +386,9 @@ def log_distance(measured_L: ArrayLike, predicted_L: ArrayLike, free_scale: bool
 def compare(measured_L: ArrayLike, predicted_L: ArrayLike) -> dict[str, float]:
     """Every distance between two profiles, as columns of a table.
 
+    Args:
+      measured_L, predicted_L: [L] each; in the same unit, where `ratio`, `log_median` and `log_max` are to mean something.
+
     Returns:
       ratio: median over positions of measured/predicted, where both are positive (nan if nowhere).
       spearman, wasserstein, wasserstein_scaled: as the functions of these names (`scaled=True` for the latter).
@@ -376,6 +397,11 @@ def compare(measured_L: ArrayLike, predicted_L: ArrayLike) -> dict[str, float]:
 
     Raises:
       ValueError: the two differ in length, or as `summarize`.
+
+    Example:
+      >>> distance = lim.compare([8.0, 4.0, 2.0], [4.0, 2.0, 1.0])  # twice as large, of the same shape
+      >>> {name: round(distance[name], 3) for name in ("ratio", "log_max", "shape_log_max", "spearman")}
+      {'ratio': 2.0, 'log_max': 0.693, 'shape_log_max': 0.0, 'spearman': 1.0}
     """
     measured_L, predicted_L = _check_pair(measured_L, predicted_L)
     both_L = (measured_L > 0) & (predicted_L > 0)

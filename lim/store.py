@@ -48,6 +48,16 @@ def open(path: str | os.PathLike) -> "xr.Dataset":
 
     Raises:
       ValueError: there is no store, it is damaged, or a newer lim wrote it.
+
+    Example:
+      >>> from lim import sweep
+      >>> grid = sweep.Grid(lim.Config.preset("small"), {"residual": {"on": 1.0, "0.5": 0.5}}, seeds=(0, 1), length=16)
+      >>> store = grid.store("runs/grid")  # sweep.run(grid, store) would fill it
+      >>> ds = lim.open("runs/grid")
+      >>> ds.influence.dims, ds.influence.shape
+      (('residual', 'seed', 'position'), (2, 2, 16))
+      >>> ds.status.sel(residual="0.5").values.tolist()
+      ['pending', 'pending']
     """
     import xarray as xr
 

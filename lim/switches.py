@@ -42,6 +42,17 @@ class Switches:
       alibi: scales ALiBi's slopes: a position weighs exp(-alibi·slope·distance) before normalisation, slope by head
         (`lim.attention.slopes`); 0 leaves it out.
       score_path: scales gradients through the attention weights; 0 leaves the value pathway alone. Values do not change.
+
+    A bad value is refused where the switches meet a network: `lim.influence`, a Decoder's call, `lim.theory.kernel.predict`
+    raise the ValueError of `check`.
+
+    Example:
+      >>> switches = lim.Switches(rope=0.0, residual=[1.0, 1.0, 1.0, 0.5, 0.5, 0.5])  # of the last three layers halved
+      >>> switches.check(lim.Config.preset("small")).residual.shape
+      (6,)
+      >>> lim.Switches(causal=2).check(lim.Config.preset("small"))
+      Traceback (most recent call last):
+      ValueError: causal=2: allowed are numbers from 0 to 1
     """
 
     rope: Number | None = _switch(0, math.inf, 1.0, "scale of RoPE's angles")

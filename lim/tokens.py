@@ -28,6 +28,10 @@ def random_tokens(vocab: int, length: int, seed: int = 0) -> np.ndarray:
 
     Raises:
       ValueError: an argument is not such an integer.
+
+    Example:
+      >>> lim.random_tokens(vocab=4096, length=4, seed=0).tolist()
+      [1105, 2093, 3481, 2607]
     """
     for name, value, least in (("vocab", vocab, 1), ("length", length, 1), ("seed", seed, 0)):
         _check_integer(name, value, least)
