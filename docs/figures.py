@@ -25,8 +25,9 @@ def averaging(length=64):
         ax.plot(x, np.exp(density.log_density(-np.log(x), 1.0, layers=layers)), color=color, lw=1.3, label=f"H = {layers}")
         ax.plot(x_L, length * cesaro.profile(length, 1.0, layers=layers), "o", ms=2.8, color=color)
     over_positions(ax, length, ylabel="weight of a position, times L")
-    ax.set_ylim(1e-7, 3e4)
-    fig.suptitle(f"Averaging H times: the last row of $M^H$ at L = {length} (points), and ln(1/x)$^{{H-1}}$/(H−1)! (lines)", fontsize=8.5)
+    ax.set_ylim(1e-7, 1e3)
+    ax.legend(loc="lower left")
+    fig.suptitle(f"Averaging H times: the last row of $M^H$ at L = {length} (points), and $(\\ln 1/x)^{{H-1}}/(H-1)!$ (lines)", fontsize=8.5)
     return fig
 
 
