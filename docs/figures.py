@@ -47,7 +47,7 @@ def hops(layers=24, length=512):
     return fig
 
 
-def norms(seeds=16, length=48, width=128, layers=6):
+def norms(seeds=8, length=48, width=64, layers=6):
     """Networks that are nothing but averaging: with identity values a row of the operator, with random values not."""
     fig, axes = panels(2, height=2.6)
     identity, random = ladder.rungs(width, layers, length)[:2]
@@ -70,14 +70,14 @@ def norms(seeds=16, length=48, width=128, layers=6):
     return fig
 
 
-def widths(seeds=16, length=48, layers=6, widths=(64, 512)):
+def widths(seeds=8, length=48, layers=4, widths=(64, 256), probes=64):
     """Seeds around the kernel theory, at two widths."""
     fig, axes = panels(len(widths), height=2.4)
     x_L = plot.positions(length)
     for ax, width in zip(axes, widths):
         config = ladder.shape(width, layers, length)
         theory = kernel.predict(config, length)
-        ratio_SL = np.array([lim.influence(lim.Decoder.at_birth(config, seed), lim.random_tokens(length, length, seed)).influence_L
+        ratio_SL = np.array([lim.influence(lim.Decoder.at_birth(config, seed), lim.random_tokens(length, length, seed), probes=probes, seed=seed).influence_L
                              for seed in range(seeds)]) / theory.influence_L  # fmt: skip
         for n, ratio_L in enumerate(ratio_SL):
             ax.plot(x_L, ratio_L, color=BLUE, lw=0.6, alpha=0.5, label=None if n else f"one of {seeds} seeds")
