@@ -35,8 +35,10 @@ def desk(tmp_path, monkeypatch):
     axes = {"layers": {"2": 2, "6": 6}, "residual": {"on": 1.0, "0.5": 0.5}}
     grid = sweep.Grid(lim.Config.preset("small"), axes, (0, 1, 2), length=8)
     into, rng = grid.store(tmp_path / "runs" / "grid"), np.random.default_rng(0)
-    for cell in list(np.ndindex(grid.shape))[:-1]:
+    *done, failed, _ = np.ndindex(grid.shape)  # the last one is pending
+    for cell in done:
         into.write(cell, "done", influence=rng.random(8) + 1, theory=np.full(8, 1.5), metrics=rng.random(len(sweep.METRICS)) + 1)
+    into.write(failed, "failed", error="influence is not finite at 3 of 8 positions")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

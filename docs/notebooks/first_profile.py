@@ -25,9 +25,7 @@ print(f"{config.family}, {config.layers} layers, width {config.width}")
 # position after the final norm. At this width every direction is pulled back, so each seed's profile is exact.
 
 # %%
-profiles_SL = np.array(
-    [lim.influence(lim.Decoder.at_birth(config, seed), lim.random_tokens(config.vocab, length, seed)).influence_L for seed in range(seeds)]
-)
+profiles_SL = np.array([lim.influence(lim.Decoder.at_birth(config, seed), lim.random_tokens(config.vocab, length, seed)).influence_L for seed in range(seeds)])
 value_L, error_L = lim.jackknife(lambda profile_L: profile_L, profiles_SL)  # root mean square over seeds
 print(profiles_SL.shape, value_L[[0, length // 2, -2, -1]].round(1))
 
