@@ -73,3 +73,15 @@ def write_tokenizer(folder):
     fast.save_pretrained(folder)
     assert fast("lost")["input_ids"] == [1, 2]
     return folder
+
+
+def write_byte_tokenizer(folder):
+    """The folder, with a tokenizer of bytes: one that transformers reads beside a config.json of any family."""
+    import tokenizers
+    import transformers
+
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: n for n, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder

@@ -22,21 +22,21 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 NOTEBOOKS = sorted(ROOT.glob("docs/notebooks/*.py"))
 CONFIG = stand_ins.QWEN2 | dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96,
-                                vocab_size=64, max_position_embeddings=4096)  # fmt: skip
+                                vocab_size=300, max_position_embeddings=4096)  # fmt: skip
 
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
     """The working directory that pages speak of: a checkpoint with a tokenizer in DIR, texts, a grid in runs/grid."""
     weights = {name: 0.1 * values for name, values in stand_ins.tensors(CONFIG).items()}
-    stand_ins.write_tokenizer(stand_ins.written(tmp_path / "DIR", CONFIG, weights))
+    stand_ins.write_byte_tokenizer(stand_ins.written(tmp_path / "DIR", CONFIG, weights))
     for name in ("book.txt", "a.txt", "b.txt"):
         (tmp_path / name).write_text((ROOT / "LICENSE").read_text(encoding="utf-8"), encoding="utf-8")
     axes = {"layers": {"2": 2, "6": 6}, "residual": {"on": 1.0, "0.5": 0.5}}
     grid = sweep.Grid(lim.Config.preset("small"), axes, (0, 1, 2), length=8)
     into, rng = grid.store(tmp_path / "runs" / "grid"), np.random.default_rng(0)
-    *done, failed, _ = np.ndindex(grid.shape)  # the last one is pending
-    for cell in done:
+    failed = 0, 0, 1
+    for cell in set(np.ndindex(grid.shape)) - {failed, (1, 1, 2)}:  # this one is pending
         into.write(cell, "done", influence=rng.random(8) + 1, theory=np.full(8, 1.5), metrics=rng.random(len(sweep.METRICS)) + 1)
     into.write(failed, "failed", error="influence is not finite at 3 of 8 positions")
     monkeypatch.chdir(tmp_path)
