@@ -50,7 +50,7 @@ def blocks(page):
         yield text.count("\n", 0, match.start(1)), match[1], match[2] or ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_of_a_page_runs_and_prints_what_stands_below_it(page, desk, capsys):
     names = {}
     for line, code, expected in blocks(page):
@@ -60,7 +60,7 @@ def test_python_of_a_page_runs_and_prints_what_stands_below_it(page, desk, capsy
         assert not expected or out == expected, f"{page.name}, line {line}, prints\n{out}and says\n{expected}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_name_experiments_flags_and_values_that_exist(page, desk, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     for name, words in re.findall(r"python -m experiments\.(\w+)([^`#\n\"]*)", page.read_text(encoding="utf-8")):
@@ -83,7 +83,7 @@ def test_readme_names_every_experiment():
     assert named == {path.stem for path in ROOT.glob("experiments/*.py")} - {"__init__", "cli"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
