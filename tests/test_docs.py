@@ -31,7 +31,7 @@ def desk(tmp_path, monkeypatch):
     weights = {name: 0.1 * values for name, values in stand_ins.tensors(CONFIG).items()}
     stand_ins.write_byte_tokenizer(stand_ins.written(tmp_path / "DIR", CONFIG, weights))
     for name in ("book.txt", "a.txt", "b.txt"):
-        (tmp_path / name).write_text((ROOT / "LICENSE").read_text(encoding="utf-8"), encoding="utf-8")
+        (tmp_path / name).write_text((ROOT / "LICENSE").read_text(encoding="utf-8") + name, encoding="utf-8")
     axes = {"layers": {"2": 2, "6": 6}, "residual": {"on": 1.0, "0.5": 0.5}}
     grid = sweep.Grid(lim.Config.preset("small"), axes, (0, 1, 2), length=8)
     into, rng = grid.store(tmp_path / "runs" / "grid"), np.random.default_rng(0)
