@@ -45,7 +45,7 @@ for causal in ds.causal.values:
         print(f"causal {causal}, residual {residual}: last/middle {value['recency']:.2f} ± {error['recency']:.2f}")
 
 # %% [markdown]
-# Both weights of the skip were given the same seeds, so their difference is paired: most of the seeds' scatter drops out.
+# Both weights of the skip were given the same seeds, so their difference is paired: what a seed does to both drops out.
 
 # %%
 recency = np.log(ds.metrics.sel(metric="recency"))
