@@ -86,7 +86,7 @@ def widths(seeds=8, length=48, layers=4, widths=(64, 256), probes=64):
         ax.axhspan(level * (1 - theory.cv / 2), level * (1 + theory.cv / 2), color=ORANGE, alpha=0.2, lw=0, label="theory of one seed's scatter")
         ax.axhline(1, color=ORANGE, lw=1.2, ls=plot.DASHES[0], label="kernel theory")
         over_positions(ax, length, ylabel="measured / kernel theory" if ax is axes[0] else "", yscale="linear")
-        ax.set(ylim=(0.3, 2.2), title=f"width {width}")
+        ax.set(ylim=(0.3, 2.8), title=f"width {width}")
         ax.title.set_fontsize(8)
         if ax is not axes[0]:
             ax.get_legend().remove()
