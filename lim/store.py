@@ -105,13 +105,13 @@ class Store:
         Raises:
           ValueError: a store is there, but of another grid (the message shows the difference), by a newer lim, or damaged.
         """
-        import zarr
-
         self.path = _inside(path)
         with readable(self.path):
             self._open(axes, seeds, length, metrics, theory_metrics, grid, attributes)
 
     def _open(self, axes, seeds, length, metrics, theory_metrics, grid, attributes):
+        import zarr
+
         grid = json.loads(json.dumps(grid))
         try:
             zarr.create_group(self.path, attributes=dict(schema=SCHEMA, grid=grid, **attributes))
