@@ -58,7 +58,7 @@ def norms(seeds=8, length=48, width=64, layers=6):
     moment_L = np.sqrt(width * cesaro.second_moment_profile(length, 1.0, 1.0, gain, layers=layers))
     measured_L, error_L = lim.jackknife(lambda profile_L: profile_L, [random.measure(length, seed) for seed in range(seeds)])
     x_L = plot.positions(length)
-    for ax, rung, color in zip(axes, (identity, random), (BLUE, BLUE)):
+    for ax, rung in zip(axes, (identity, random)):
         ax.set_title("values pass unchanged" if rung is identity else f"random values, {seeds} seeds", fontsize=8)
     axes[0].plot(x_L, identity.measure(length, 0), "o", ms=3, color=BLUE, label="measured")
     axes[0].plot(x_L, identity.predict(length)[0], color=ORANGE, lw=1.2, label="row of the operator")
@@ -110,15 +110,11 @@ def over_positions(ax, length, ylabel, yscale="log"):
     ax.legend()
 
 
-FIGURES = dict(averaging=averaging, hops=hops, norms=norms, widths=widths)
-
-
-def main(folder, **fewer):
-    """Writes every figure as theory-NAME.png; `fewer` are arguments of those that measure."""
+def main(folder):
+    """Writes every figure as theory-NAME.png."""
     with matplotlib.rc_context(plot.STYLE):
-        for name, draw in FIGURES.items():
-            wanted = {key: value for key, value in fewer.items() if key in draw.__code__.co_varnames[: draw.__code__.co_argcount]}
-            plot.save(draw(**wanted), pathlib.Path(folder) / f"theory-{name}.png")
+        for draw in (averaging, hops, norms, widths):
+            plot.save(draw(), pathlib.Path(folder) / f"theory-{draw.__name__}.png")
 
 
 if __name__ == "__main__":
