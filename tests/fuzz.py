@@ -282,7 +282,8 @@ ODD = {
 }  # fmt: skip
 GOOD = dict(model=("small", "gpt2", "qwen2-0.5b", "model"), tokens=("random", "text"), weights=("model", "random", "training"), text=("text,short.txt", "text"),
             layers=("1", "2", "3,4"), width=("32", "64", "128"), length=("10", "16", "64"), shard=("0/2", "1/2"), out=("out", "here/there"), only=("3", "a,5"),
-            tokenizer=("model",), plot_only=("grid",), coordinator=("host:1",), rows=("rope", "layers"), cols=("residual", "layers"), window=("4", "off"))  # fmt: skip
+            tokenizer=("model",), plot_only=("grid",), coordinator=("host:1",), rows=("rope", "layers"),
+            cols=("residual", "layers"), window=("4", "off"))  # fmt: skip
 
 
 def value_of(rng, flag, kind):
@@ -558,8 +559,9 @@ def damaged_index(rng, folder, config, kind):
         outside = folder.parent / "outside"
         written(outside, config, tensors(config))
         name = rng.choice(sorted(content["weight_map"]))
-        content["weight_map"][name] = rng.choice(["../outside/model.safetensors", str(outside / "model.safetensors"), "/etc/passwd", "..", "./model.safetensors", "a/../b.safetensors",
-                                                  "\0.safetensors", "x\n.safetensors", "~/x.safetensors", "model.safetensors/", "%2e%2e.safetensors/..", "..\\x.safetensors"])  # fmt: skip
+        content["weight_map"][name] = rng.choice(["../outside/model.safetensors", str(outside / "model.safetensors"), "/etc/passwd", "..",
+                                                  "./model.safetensors", "a/../b.safetensors", "\0.safetensors", "x\n.safetensors",
+                                                  "~/x.safetensors", "model.safetensors/", "%2e%2e.safetensors/..", "..\\x.safetensors"])  # fmt: skip
         return path.write_text(json.dumps(content))
     rng.choice([strange_json, deep, garbage, cut, as_folder, linked_in_a_loop])(rng, path)
 
