@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ def open(path: str | os.PathLike) -> "xr.Dataset":
 def readable(path):
     """Whatever JSON, zarr and xarray raise over a damaged store becomes a ValueError that names it."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # zarr's, of what it does not know: the refusal says it
+            yield
     except OSError:
         raise
     except Exception as error:
