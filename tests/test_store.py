@@ -160,12 +160,10 @@ def test_remove_leaves_nothing_to_resume(tmp_path):
     assert (make(tmp_path, grid={}).status() == "pending").all()
 
 
-@pytest.mark.parametrize("file, content", [("zarr.json", "[" * 100_000), ("status/zarr.json", "{"), ("theory/zarr.json", '{"zarr_format": 3}'),
-                                           ("zarr.json", "")])  # fmt: skip
+@pytest.mark.parametrize("file, content", [("zarr.json", "[" * 100_000), ("status/zarr.json", "{"), ("zarr.json", ""), ("layers/zarr.json", "{}")])
 def test_a_damaged_store_is_refused_by_name(tmp_path, file, content):
     make(tmp_path)
     (tmp_path / store.NAME / file).write_text(content)
-    for attempt in (lambda: lim.open(tmp_path), lambda: make(tmp_path)):
-        with pytest.raises(ValueError, match="cannot be read, it is damaged") as refusal:
-            attempt()
-        assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
+    with pytest.raises(ValueError, match="cannot be read, it is damaged") as refusal:
+        lim.open(tmp_path).status.load()
+    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
