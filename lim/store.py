@@ -125,10 +125,10 @@ class Store:
         self._arrays: dict[str, Any] = {}
 
         def coordinate(name, values, dim=None):
-            values = np.asarray(values)
-            dtype = str if values.dtype.kind == "U" else values.dtype
-            self._make(group, name, dtype, "" if dtype is str else 0, [(dim or name, len(values))], len(values))
-            self._arrays.pop(name)[:] = values.astype(object) if dtype is str else values
+            text = any(isinstance(value, str) for value in values)
+            values = np.array(values, object if text else None)  # numpy's own text would drop a NUL at its end
+            self._make(group, name, str if text else values.dtype, "" if text else 0, [(dim or name, len(values))], len(values))
+            self._arrays.pop(name)[:] = values
 
         for name, values in axes.items():
             texts, numbers = values if isinstance(values, tuple) else (values, None)
