@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import fsspec
 import jax
@@ -28,7 +29,6 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import lim
-from lim.checkpoint import printable
 from lim.influence import entries
 
 
@@ -151,7 +151,7 @@ def define_measurement():
     define("probes", integer(2), None, "pull back this many random directions (unbiased, with a standard error)")
     flags.DEFINE_bool("exact", None, "pull back every direction; the default up to width 256, 16 probes beyond")
     define("seed", integer(0), 0, "first seed")
-    flags.DEFINE_string("out", None, "folder for the figure and results.json; default runs/NAME")
+    flags.DEFINE_string("out", None, "folder for figures and results; default runs/NAME")
 
 
 def probes_for(config, args):
@@ -173,12 +173,30 @@ def read_config(model):
     return lim.Config.from_hf(os.path.expanduser(model))
 
 
+class Bar(tqdm):
+    """A bar whose rate, and time left, leave out what comes first, or within half a second of it: it took a compilation."""
+
+    first = counted = None  # when the first came; how many had come, and when, as the rate begins
+
+    def update(self, n=1):
+        shown, now = super().update(n), time.monotonic()
+        self.first = self.first or now
+        if now - self.first < 0.5:
+            self.counted = self.n, now
+        return shown
+
+    @property
+    def format_dict(self):
+        before, since = self.counted or (self.n, 0)
+        return super().format_dict | dict(rate=(self.n - before) / (time.monotonic() - since))  # 0 shows as ?
+
+
 def progress(iterable=None, **how):
     """A bar with time left; where nobody watches a terminal, a line a minute."""
     if sys.stderr.isatty():
-        return tqdm(iterable, **how)
+        return Bar(iterable, **how)
     line = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left, {rate_fmt}\n"
-    return tqdm(iterable, **how, mininterval=60, maxinterval=60, delay=60, bar_format=line, leave=False)
+    return Bar(iterable, **how, mininterval=60, maxinterval=60, delay=60, bar_format=line, leave=False)
 
 
 def model(text):
@@ -235,6 +253,8 @@ def _one_line(error):
 
 def refuse(message):
     """Ends the command: one line, exit status 2."""
+    from lim.checkpoint import printable  # which brings orbax, not needed by what goes well
+
     print(f"{command_name()}: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)
 

@@ -202,15 +202,21 @@ def stored(folder, key, run):
     """A finished run's curve, or None.
 
     Raises:
-      ValueError: the folder holds another training's.
+      ValueError: the folder holds another training's, or what it holds is damaged.
     """
     path = run_folder(folder, key) / RESULT
     if not path.exists():
         return None
-    result = json.loads(path.read_text(encoding="utf-8"))
-    if result["about"] != run.about():
+    try:
+        result = json.loads(path.read_bytes())
+        ours = result["about"] == run.about()
+        values = {name: np.array(v, np.float64) if isinstance(v, list) else v for name, v in result["curve"].items()}
+        curve = recall.Curve(**values) if ours else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"--out={folder}: {path} is damaged ({type(error).__name__}); without it the training is run again") from None
+    if not ours:
         raise ValueError(f"--out={folder}: {path} holds the result of another training")
-    return recall.Curve(**{name: np.array(value, np.float64) if isinstance(value, list) else value for name, value in result["curve"].items()})
+    return curve
 
 
 MEASURES = {

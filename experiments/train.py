@@ -99,6 +99,8 @@ def read(args) -> Plan:
     documents = tokens.standard_documents() if args.text is None else [tokens.read_text(path) for path in args.text]
     if len(documents) == 1:
         documents = documents[0].split("\n\n")
+    if len(documents) == 1:
+        raise ValueError(f"--text={args.text[0]}: one document cannot be parted; give 2 files or more, or one with blank lines between documents")
     trained, held_out = tokens.split(documents)
     packed, evaluated = (tokens.pack(part, tokenizer, config.vocab) for part in (trained, held_out))
     measured = {*watch.log_spaced(args.steps, args.measurements), *(item.value for item in args.measure_at or ())}

@@ -252,7 +252,7 @@ def _read_attributes(path) -> dict[str, Any]:
     try:
         attributes = dict(zarr.open_group(path, mode="r", use_consolidated=False).attrs)
     except (FileNotFoundError, NotADirectoryError):
-        attributes = {}
+        raise ValueError(f"{path}: is not there, or holds no grid of lim's") from None
     if "schema" not in attributes:
         raise ValueError(f"{path}: holds no grid of lim's")
     if attributes["schema"] > SCHEMA:

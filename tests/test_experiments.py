@@ -93,7 +93,7 @@ BAD_ABLATE = [
     ("--batch=0", "--batch=0: '0': allowed are integers of at least 1"),
     ("--resume=maybe", "--resume"),
     ("--retry-failed=maybe", "--retry_failed"),
-    ("--plot-only=nowhere", "nowhere/grid.zarr: holds no grid of lim's"),
+    ("--plot-only=nowhere", "nowhere/grid.zarr: is not there, or holds no grid of lim's"),
     ("--plot-only=nowhere --rope=off", "--plot_only=nowhere: draws what the store holds; leave out --rope"),
     ("--out=other", "--out=other: holds another grid: layers is 3 there, not given here; seeds is 7 there, 0,1,2,3 here"),
     ("--out=newer", "newer/grid.zarr: was written by a newer lim (schema 99; this one reads up to 1)"),
@@ -150,6 +150,7 @@ BAD_RECALL = [
     ("--weights=nowhere", "nowhere"),
     ("--weights=pickled", "pytorch_model.bin"),
     ("--out=file/below", "--out=file/below: cannot be written"),
+    ("--compare --out=damaged", "damaged/none/seed0/result.json is damaged (UnicodeDecodeError)"),
     ("--compare --out=strange", "strange/none/seed0/result.json holds the result of another training"),
 ]
 
@@ -167,7 +168,7 @@ BAD_TRAIN = [
     ("--weights=nowhere", "nowhere"),
     ("--weights=pickled --layers=2", "--layers: --weights has a config of its own"),
     ("--text=nowhere.txt", "nowhere.txt: cannot be read"),
-    ("--text=short.txt", "documents: 1 cannot be parted"),
+    ("--text=short.txt", "--text=short.txt: one document cannot be parted"),
     ("--text=short.txt,short.txt", "length=256, batch=8: a text of 7 tokens has 0 windows"),
     ("--tokenizer=nowhere --text=short.txt,short.txt", "tokenizer=nowhere"),
     ("--windows=100000", "windows=100000: the held-out text of"),
@@ -189,6 +190,8 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
     sweep.Grid(small, {}, (0,)).store(tmp_path / "newer")
     zarr.open_group(tmp_path / "newer" / "grid.zarr", mode="r+").attrs["schema"] = 99
     (tmp_path / "strange" / "none" / "seed0").mkdir(parents=True)
+    (tmp_path / "damaged" / "none" / "seed0").mkdir(parents=True)
+    (tmp_path / "damaged" / "none" / "seed0" / "result.json").write_bytes(b"\xff{}")
     (tmp_path / "strange" / "none" / "seed0" / "result.json").write_text('{"about": 1, "curve": {}}')
     (tmp_path / "pickled").mkdir()
     lim_config = dict(model_type="llama", num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8,
@@ -327,6 +330,7 @@ def test_recall_compares_in_parts_and_trains_the_same_alone(tmp_path):
     assert all(f"{correct / 10:.3f}" in alone[1] for correct in one["curve"]["correct_SN"][-1])
 
 
+@pytest.mark.slow
 def test_training_goes_on_and_its_network_can_be_measured(tmp_path):
     """A kill, then the numbers of a run in peace; its folder is a checkpoint for the other commands."""
     seen = kill_training.main(kills=1, steps=20, scratch=tmp_path)

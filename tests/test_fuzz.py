@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 
-def test_three_hundred_tries_without_a_fault():
+def test_a_hundred_tries_without_a_fault():
     fuzz = pathlib.Path(__file__).parent / "fuzz.py"
-    done = subprocess.run([sys.executable, str(fuzz), "--tries=300", "--seed=0"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(fuzz), "--tries=100", "--seed=0"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
