@@ -234,6 +234,8 @@ def _parse(argv):
         sys.exit(0)
     if rest[1:]:
         refuse(f"{rest[1]!r} is no flag: see --help")
+    if empty := next((name for name in given if flags.FLAGS[name].value == ""), None):
+        refuse(f"--{empty}=: is empty")
     return rest
 
 

@@ -47,7 +47,7 @@ def define_flags():
     cli.define("clip", cli.real(0), RECIPE.clip, "largest norm of a gradient")
     cli.define("seed", cli.integer(0), 0, "of weights and of the order of windows")
     cli.define("windows", cli.integer(2), 8, "held-out windows that are measured, with beginnings of documents in them where there are")
-    cli.define("measurements", cli.integer(2), 10, "steps at which influence is measured, the first and the last among them")
+    cli.define("measurements", cli.integer(2, 10_000), 10, "steps at which influence is measured, the first and the last among them")
     cli.define_axis("measure_at", cli.integer(0), "further steps at which it is measured")
     cli.define("probes", cli.integer(2), 16, "random directions per measured profile; see experiments.ablate")
     cli.define("save_every", cli.integer(1), None, "steps from checkpoint to checkpoint; default a tenth of all")

@@ -6,7 +6,9 @@ which is how interventions enter.
 Axes: A part of a batch, B sequence, T = L + 1 tokens of a sequence, L position (token l + 1 is predicted at l).
 """
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import math
 import os
@@ -226,6 +228,18 @@ def losses(decoder: Decoder, tokens_BT: ArrayLike, switches: Switches = Switches
     return np.asarray(_losses(params_of(decoder), switches.check(config), np.asarray(tokens_BT, np.int32), config=config), np.float64)
 
 
+@contextlib.contextmanager
+def _readable(folder):
+    """Whatever orbax stumbles over in a damaged folder becomes a ValueError that names it."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+            raise
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{folder}: is damaged ({why}); without it the training goes on from an earlier checkpoint, or anew") from None
+
+
 class Checkpoints:
     """A training's checkpoints in a folder: the latest two and the best few, written aside and renamed when whole."""
 
@@ -240,7 +254,8 @@ class Checkpoints:
         best = policies.BestN(get_metric_fn=lambda metrics: -metrics["loss"], n=keep)
         options = ocp.CheckpointManagerOptions(preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(2), best]),
                                                best_fn=lambda metrics: metrics["loss"], best_mode="min")  # fmt: skip
-        self._manager = ocp.CheckpointManager(pathlib.Path(folder).resolve() / CHECKPOINTS, options=options)
+        with _readable(path := pathlib.Path(folder).resolve() / CHECKPOINTS):
+            self._manager = ocp.CheckpointManager(path, options=options)
 
     def save(self, trainer: Trainer, loss: float, about: dict) -> None:
         """Writes in the background a checkpoint of this held-out loss; `about`, JSON, is what `restore` compares."""
@@ -256,13 +271,17 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             return False
-        there = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        there = self._restored(step, about=ocp.args.JsonRestore())["about"]
         differ = [f"{name} is {there.get(name)} there, {about.get(name)} here" for name in there | about if there.get(name) != about.get(name)]
         if differ:
             raise ValueError(f"{self._manager.directory.parent}: holds another training: {'; '.join(differ)}")
         shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=getattr(v, "sharding", None)), trainer.tree())
-        trainer.load(self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"])
+        trainer.load(self._restored(step, state=ocp.args.StandardRestore(shapes))["state"])
         return True
+
+    def _restored(self, step, **items):
+        with _readable(self._manager.directory / str(step)):
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def steps(self) -> list[int]:
         """The steps whose checkpoints are there."""

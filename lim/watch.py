@@ -91,8 +91,10 @@ class Watch:
             ds.attrs = dict(schema=store.SCHEMA, grid=spec, **attributes)
             chunks = {name: dict(chunks=[1, *(sizes[axis] for axis in axes[1:])]) for name, axes in dims.items()}
             ds.to_zarr(path, mode="w", consolidated=False, zarr_format=3, encoding=chunks | dict(done=dict(chunks=[1])))
-        store.check_same(path, spec)
-        self._group: Any = zarr.open_group(path, mode="r+", use_consolidated=False)
+        with store.readable(path):
+            store.check_same(path, spec)
+            self._group: Any = zarr.open_group(path, mode="r+", use_consolidated=False)
+            self._group["done"]
 
     def done(self, step: int) -> bool:
         """Whether this step is measured already, or is none to measure."""

@@ -181,9 +181,12 @@ class Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
         spec, path = dict(scale=scale.spec(), seed=seed), self.folder / "lab.json"
         if path.exists():
-            there = json.loads(path.read_text(encoding="utf-8"))
-            if there != spec:
+            try:
+                there = json.loads(path.read_bytes())
                 other = f"scale {there['scale']['name']}, seed {there['seed']}"
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ValueError(f"{folder}: its lab.json is damaged ({type(error).__name__})") from None
+            if there != spec:
                 raise ValueError(f"{folder}: holds another run ({other}, or its sizes have changed since)")
         else:
             _whole(path, lambda partial: partial.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8"))
