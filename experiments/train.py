@@ -149,14 +149,15 @@ class Log:
 
 def run(plan, args, folder, attributes):
     """Trains, measures and saves until all is done; returns the number of updates it has then, fewer if it was stopped."""
-    checkpoints = train.Checkpoints(folder, args.keep)
-    decoder = None if args.weights is None else lim.Decoder.from_pretrained(args.weights)
-    trainer = train.Trainer(plan.config, plan.recipe, switches=plan.switches, decoder=decoder)
-    del decoder
-    checkpoints.restore(trainer, plan.about)
-    reader = tokens.Reader(plan.packed.ids, args.length, args.batch, plan.recipe.seed)
-    seen = watch.Watch(folder, steps=plan.about["measured"], windows_WT=watch.boundary_windows(plan.held_out, args.length, args.windows),
-                       separator=plan.separator, layers=plan.config.layers, spec=plan.about, attributes=attributes)  # fmt: skip
+    with cli.refusing():  # what an earlier run left may be damaged
+        checkpoints = train.Checkpoints(folder, args.keep)
+        decoder = None if args.weights is None else lim.Decoder.from_pretrained(args.weights)
+        trainer = train.Trainer(plan.config, plan.recipe, switches=plan.switches, decoder=decoder)
+        del decoder
+        checkpoints.restore(trainer, plan.about)
+        reader = tokens.Reader(plan.packed.ids, args.length, args.batch, plan.recipe.seed)
+        seen = watch.Watch(folder, steps=plan.about["measured"], windows_WT=watch.boundary_windows(plan.held_out, args.length, args.windows),
+                           separator=plan.separator, layers=plan.config.layers, spec=plan.about, attributes=attributes)  # fmt: skip
     held_out_WT, every = even_windows(plan.held_out.ids, args.length), args.save_every or -(-plan.recipe.steps // 10)
     weights_BL = np.ones((args.batch, args.length), np.float32)
     per_update, first = args.batch * args.length, trainer.step

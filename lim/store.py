@@ -264,9 +264,11 @@ def check_same(path: str, grid: dict) -> dict:
     """The attributes of the store at a path, which must hold this grid (or training).
 
     Raises:
-      ValueError: it holds another (the message shows the difference), or a newer lim wrote it.
+      ValueError: it holds another (the message shows the difference), it is damaged, or a newer lim wrote it.
     """
-    attributes = _read_attributes(path)
+    with readable(path):
+        attributes = _read_attributes(path)
+        attributes["grid"]
     if attributes["grid"] != grid:
         kind = "training" if path.endswith(TRAINING) else "grid"
         raise ValueError(f"{os.path.dirname(path)}: holds another {kind}: {'; '.join(_differences(attributes['grid'], grid))}")

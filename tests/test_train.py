@@ -192,3 +192,20 @@ def test_the_watch_stores_what_it_measures(packed, tmp_path):
     assert not watch.Watch(tmp_path, **how).done(2) and np.isnan(lim.open(tmp_path).influence).all()
     with pytest.raises(ValueError, match="holds another training: text is a there, b here"):
         watch.Watch(tmp_path, **how | dict(spec=dict(text="b")))
+
+
+@pytest.mark.parametrize("damage", ["metadata", "step"])
+def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
+    trainer = train.Trainer(CONFIG, train.Recipe(2, 2))
+    checkpoints = train.Checkpoints(tmp_path)
+    checkpoints.save(trainer, 1.0, {})
+    checkpoints.close()
+    folder = tmp_path / train.CHECKPOINTS / "0"
+    if damage == "metadata":
+        (folder / "about" / "metadata").unlink()
+    else:
+        (folder / "state" / "_METADATA").write_text("{")
+    again = train.Checkpoints(tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoints/0: is damaged \(.*an earlier checkpoint"):
+        again.restore(trainer, {})
+    again.close()
