@@ -212,7 +212,7 @@ def stored(folder, key, run):
         ours = result["about"] == run.about()
         values = {name: np.array(v, np.float64) if isinstance(v, list) else v for name, v in result["curve"].items()}
         curve = recall.Curve(**values) if ours else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"--out={folder}: {path} is damaged ({type(error).__name__}); without it the training is run again") from None
     if not ours:
         raise ValueError(f"--out={folder}: {path} holds the result of another training")

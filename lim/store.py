@@ -268,10 +268,10 @@ def check_same(path: str, grid: dict) -> dict:
     """
     with readable(path):
         attributes = _read_attributes(path)
-        attributes["grid"]
+        differences = list(_differences(attributes["grid"], grid))
     if attributes["grid"] != grid:
         kind = "training" if path.endswith(TRAINING) else "grid"
-        raise ValueError(f"{os.path.dirname(path)}: holds another {kind}: {'; '.join(_differences(attributes['grid'], grid))}")
+        raise ValueError(f"{os.path.dirname(path)}: holds another {kind}: {'; '.join(differences)}")
     return attributes
 
 

@@ -151,6 +151,7 @@ BAD_RECALL = [
     ("--weights=pickled", "pytorch_model.bin"),
     ("--out=file/below", "--out=file/below: cannot be written"),
     ("--compare --out=damaged", "damaged/none/seed0/result.json is damaged (UnicodeDecodeError)"),
+    ("--compare --out=huge", "huge/none/seed0/result.json is damaged (OverflowError)"),
     ("--compare --out=strange", "strange/none/seed0/result.json holds the result of another training"),
 ]
 
@@ -191,6 +192,8 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
     zarr.open_group(tmp_path / "newer" / "grid.zarr", mode="r+").attrs["schema"] = 99
     (tmp_path / "strange" / "none" / "seed0").mkdir(parents=True)
     (tmp_path / "damaged" / "none" / "seed0").mkdir(parents=True)
+    (tmp_path / "huge" / "none" / "seed0").mkdir(parents=True)
+    (tmp_path / "huge" / "none" / "seed0" / "result.json").write_text('{"about": 1, "curve": {"count": [1%s]}}' % (400 * "0"))
     (tmp_path / "damaged" / "none" / "seed0" / "result.json").write_bytes(b"\xff{}")
     (tmp_path / "strange" / "none" / "seed0" / "result.json").write_text('{"about": 1, "curve": {}}')
     (tmp_path / "pickled").mkdir()

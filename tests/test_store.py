@@ -167,3 +167,11 @@ def test_a_damaged_store_is_refused_by_name(tmp_path, file, content):
     with pytest.raises(ValueError, match="cannot be read, it is damaged") as refusal:
         lim.open(tmp_path).status.load()
     assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("grid", [3.5, "text", None])
+def test_a_store_of_something_that_is_no_grid_is_refused_by_name(tmp_path, grid):
+    make(tmp_path)
+    zarr.open_group(tmp_path / store.NAME, mode="r+").attrs["grid"] = grid
+    with pytest.raises(ValueError, match=f"{store.NAME}: cannot be read, it is damaged"):
+        make(tmp_path)
