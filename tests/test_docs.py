@@ -69,6 +69,8 @@ def test_commands_of_a_page_name_experiments_flags_and_values_that_exist(page, d
 
 def parse(name, words):
     """Reads a command line as the command does, which refuses by leaving with status 2, and forgets its flags."""
+    mine = [flag.name for module, defined in flags.FLAGS.flags_by_module_dict().items() if module.startswith("experiments") for flag in defined]
+    flags.FLAGS.remove_flag_values(set(mine) & set(flags.FLAGS))  # that another test module left
     others = set(flags.FLAGS)
     try:
         importlib.import_module(f"experiments.{name}").define_flags()
