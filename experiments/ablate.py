@@ -194,8 +194,8 @@ def measure(grid, store, shard, args):
     """Runs what the store lacks, with a bar; says how to go on where that ends early."""
     which = dict(shard=shard, retry_failed=args.retry_failed)
     lacking = sum(map(len, sweep.todo(grid, store, **which)))
-    if there := np.sum(store.status() == "done"):
-        print(f"{there} of {store.status().size} cells are there, {lacking} to do here", file=sys.stderr)
+    if there := np.sum((status := store.status()) == "done"):
+        print(f"{there} of {status.size} cells are there, {lacking} to do here", file=sys.stderr)
     try:
         with cli.interruptible(), cli.progress(total=lacking, unit="cell") as bar:
             for _ in sweep.run(grid, store, batch=args.batch, **which):
