@@ -16,6 +16,8 @@ from lim.switches import Switches
 from lim.theory import cesaro, kernel
 from lim.tokens import random_tokens
 
+# numbers on every rung, so that the compiler sees one network
+_PUBLISHED = dict(rope=1.0, norm=1.0, mlp=1.0, uniform_attention=0.0)
 _BARE = dict(rope=0.0, norm=0.0, mlp=0.0, uniform_attention=1.0)
 
 
@@ -42,7 +44,7 @@ class Rung:
         if self.identity:
             row_L = cesaro.operator_row(length, 1.0, 1.0, layers=self.config.layers)
             return np.sqrt(self.config.width) * row_L, 0.0
-        theory = kernel.predict(self.config, length, self.switches, rope=self.switches.rope is None)
+        theory = kernel.predict(self.config, length, self.switches, rope=self.switches.rope > 0)
         return theory.finite_width_L, theory.cv
 
     def measure(self, length: int, seed: int, probes: int | None = None) -> np.ndarray:
@@ -77,8 +79,8 @@ def rungs(width: int = 128, layers: int = 6, length: int = 64) -> list[Rung]:
     return [
         Rung("identity values, uniform attention", whole, Switches(**_BARE), identity=True),
         Rung("random values", config, Switches(**_BARE)),
-        Rung("norms", config, Switches(**_BARE | dict(norm=None))),
-        Rung("MLPs", config, Switches(**_BARE | dict(norm=None, mlp=None))),
-        Rung("softmax of random queries and keys", config, Switches(rope=0.0)),
-        Rung("RoPE: the network as published", config, Switches()),
+        Rung("norms", config, Switches(**_BARE | dict(norm=1.0))),
+        Rung("MLPs", config, Switches(**_BARE | dict(norm=1.0, mlp=1.0))),
+        Rung("softmax of random queries and keys", config, Switches(**_PUBLISHED | dict(rope=0.0))),
+        Rung("RoPE: the network as published", config, Switches(**_PUBLISHED)),
     ]

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,13 +58,13 @@ def test_published_files_are_the_presets(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_files_of_transformers_5(name, tmp_path):
-    """Written by the library itself, with rope_parameters; sizes and doubles survive."""
-    transformers = pytest.importorskip("transformers")
+def test_files_of_transformers(name, tmp_path):
+    """Written by the library itself, from 5 on with rope_parameters; sizes and doubles survive."""
     kind = dict(gpt2="GPT2Config", qwen2="Qwen2Config", llama="LlamaConfig")[ALL[name]["model_type"]]
     getattr(transformers, kind).from_dict(ALL[name]).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    assert ("rope_theta" in written) is False
+    if int(transformers.__version__.partition(".")[0]) >= 5:
+        assert "rope_theta" not in written
     assert Config.from_hf(tmp_path) == Config.preset(name)
 
 

@@ -106,7 +106,7 @@ def test_numbers_do_not_depend_on_the_devices(grid_run, tmp_path):
 
 
 def test_kills_lose_nothing(tmp_path):
-    print(kill_and_resume.main(kills=3, seeds=2, scratch=tmp_path))
+    print(kill_and_resume.main(kills=2, seeds=2, scratch=tmp_path))
 
 
 # --- without compiling: a runner that answers by rule -----------------------------------------------------------------
