@@ -138,7 +138,7 @@ def test_probes_are_unbiased_and_their_error_is_honest():
     student = 3.18  # 97.5 % quantile, 3 degrees of freedom
     covered = np.mean(np.abs(square_SL - exact_L**2) < student * error_SL)
 
-    decoder_jacobian = _jacobians(graphdef(QWEN2), params_of(decoder), jnp.asarray(TOKENS), Switches(), 0, -1, 5)["hidden"]
+    decoder_jacobian = _jacobians(graphdef(QWEN2), params_of(decoder), jnp.asarray(TOKENS), Switches(), 0, -1, 5, ("hidden",))["hidden"]
     jacobian_DLD, rng, hits = np.asarray(decoder_jacobian, np.float64), np.random.default_rng(0), []
     for _ in range(4000):
         frame_KD = np.linalg.qr(rng.normal(size=(24, 4)))[0].T
