@@ -8,6 +8,7 @@ architecture at birth on the same windows, beside the kernel theory and the pape
 """
 
 import dataclasses
+import sys
 
 import numpy as np
 from absl import flags
@@ -112,6 +113,8 @@ def main(args):
         decoder, config, windows_WL, switches = load(args)
         lim.check_compiler(args.length * default_chunk(config, args.length, config.width), config.width)
         provenance = cli.provenance()
+    print(f"{args.weights}: {config.family}, {config.layers} layers, width {config.width}; {len(windows_WL)} windows of {args.length} tokens. "
+          "The first compiles, too.", file=sys.stderr)  # fmt: skip
     runs = {}
     if decoder is not None:
         runs[args.weights] = measure(decoder, config, windows_WL, switches, args, "checkpoint")

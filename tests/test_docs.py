@@ -27,18 +27,20 @@ CONFIG = stand_ins.QWEN2 | dict(hidden_size=64, num_attention_heads=4, num_key_v
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """The working directory that pages speak of: a checkpoint with a tokenizer in DIR, texts, a grid in runs/grid."""
+    """The working directory that pages speak of: a checkpoint with a tokenizer in DIR, texts, a grid in runs/grid, more of its seeds in runs/more."""
     weights = {name: 0.1 * values for name, values in stand_ins.tensors(CONFIG).items()}
     stand_ins.write_byte_tokenizer(stand_ins.written(tmp_path / "DIR", CONFIG, weights))
     for name in ("book.txt", "a.txt", "b.txt"):
         (tmp_path / name).write_text((ROOT / "LICENSE").read_text(encoding="utf-8") + name, encoding="utf-8")
     axes = {"layers": {"2": 2, "6": 6}, "residual": {"on": 1.0, "0.5": 0.5}}
-    grid = sweep.Grid(lim.Config.preset("small"), axes, (0, 1, 2), length=8)
-    into, rng = grid.store(tmp_path / "runs" / "grid"), np.random.default_rng(0)
-    failed = 0, 0, 1
-    for cell in set(np.ndindex(grid.shape)) - {failed, (1, 1, 2)}:  # this one is pending
-        into.write(cell, "done", influence=rng.random(8) + 1, theory=np.full(8, 1.5), metrics=rng.random(len(sweep.METRICS)) + 1)
-    into.write(failed, "failed", error="influence is not finite at 3 of 8 positions")
+    rng, failed, pending = np.random.default_rng(0), (0, 0, 1), (1, 1, 2)
+    for name, seeds, absent in (("grid", (0, 1, 2), {failed, pending}), ("more", (3, 4), set())):
+        grid = sweep.Grid(lim.Config.preset("small"), axes, seeds, length=8)
+        into = grid.store(tmp_path / "runs" / name)
+        for cell in set(np.ndindex(grid.shape)) - absent:
+            into.write(cell, "done", influence=rng.random(8) + 1, theory=np.full(8, 1.5), metrics=rng.random(len(sweep.METRICS)) + 1)
+        if failed in absent:
+            into.write(failed, "failed", error="influence is not finite at 3 of 8 positions")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
