@@ -29,6 +29,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import lim
+from lim import files
 from lim.influence import entries
 
 
@@ -297,17 +298,13 @@ def output_folder(out):
 def put(folder, name, write):
     """`write(path)` a file called `name` into a folder or below a URL, whole or not at all."""
     if isinstance(folder, pathlib.Path):
-        partial = folder / f".{os.getpid()}.{name}"  # the suffix stays: figures go by it
-        try:
+        with files.whole(folder / name) as partial:
             write(partial)
-            partial.replace(folder / name)
-        finally:
-            partial.unlink(missing_ok=True)
         return
     with tempfile.TemporaryDirectory() as scratch:
         write(local := pathlib.Path(scratch) / name)
-        files, path = fsspec.url_to_fs(f"{folder}/{name}")
-        files.put_file(str(local), path)
+        place, path = fsspec.url_to_fs(f"{folder}/{name}")
+        place.put_file(str(local), path)
 
 
 def given(args, names):
@@ -423,12 +420,9 @@ def provenance():
 
 def write_json(path, content):
     """Writes strict JSON whole or not at all; what is not finite becomes null, arrays become lists."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(_plain(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    text = json.dumps(_plain(content), indent=1, allow_nan=False)
+    with files.whole(path) as partial:
+        partial.write_text(text + "\n", encoding="utf-8")
 
 
 def _plain(value):

@@ -25,7 +25,7 @@ from matplotlib.transforms import offset_copy
 from numpy.typing import ArrayLike
 from scipy.special import expit, logit
 
-from lim import profile
+from lim import files, profile
 
 INK, SOFT = "#222222", "#6b6b6b"
 MEASURED = "#0072B2"
@@ -174,13 +174,8 @@ def save(fig: Figure, path: str | os.PathLike) -> pathlib.Path:
     if kind not in UNDATED:
         raise ValueError(f"path={str(path)!r}: its suffix must be one of {', '.join('.' + kind for kind in UNDATED)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with matplotlib.rc_context(STYLE):
-            fig.savefig(partial, format=kind, dpi=200, metadata=UNDATED[kind])
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with files.whole(path) as partial, matplotlib.rc_context(STYLE):
+        fig.savefig(partial, format=kind, dpi=200, metadata=UNDATED[kind])
     return path
 
 

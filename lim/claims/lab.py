@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from lim import ladder, profile, recall, store, sweep
+from lim import files, ladder, profile, recall, store, sweep
 from lim.claims.outside import OUTSIDE
 from lim.config import Config
 from lim.switches import Switches
@@ -189,7 +189,8 @@ class Lab:
             if there != spec:
                 raise ValueError(f"{folder}: holds another run ({other}, or its sizes have changed since)")
         else:
-            _whole(path, lambda partial: partial.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8"))
+            with files.whole(path) as partial:
+                partial.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
         self._read: dict[str, xr.Dataset] = {}
 
     def block(self, count: int) -> tuple:
@@ -248,7 +249,8 @@ class Lab:
         for part, make in OUTSIDE[name](self).items():
             if not (path := self._file(name, part)).exists():
                 arrays = make()
-                _whole(path, lambda partial: np.savez(partial, **arrays))
+                with files.whole(path) as partial:
+                    np.savez(partial, **arrays)
                 yield ""
 
     def ensemble(self, name: str, **labels: str) -> Ensemble:
@@ -286,13 +288,3 @@ class Lab:
 
     def _file(self, name, part):
         return self.folder / f"{name}-{part}.npz"
-
-
-def _whole(path, write):
-    """`write(partial path)`, then the file is there whole."""
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
