@@ -125,8 +125,12 @@ def predictions(cell):
 
 def fitted(cell):
     """The paper's operator at its best constant strength: its name, and the profile in the measured one's units."""
-    strength, fitted_L = paper.fit(profile.rms(cell.profiles_SL), cell.config, cell.switches, source=cell.source)
+    strength, fitted_L = fit(cell)
     return f"paper, a fitted: {strength:.3f}", fitted_L
+
+
+def fit(cell):
+    return paper.fit(profile.rms(cell.profiles_SL), cell.config, cell.switches, source=cell.source)
 
 
 def report(cells):
@@ -169,7 +173,8 @@ def main(args):
         try:
             kept = grid.store(folder, flags=cli.flag_values(args), provenance=cli.provenance())
         except ValueError as error:
-            raise ValueError(f"--out={error}. Choose another, or --noresume to replace what is there") from None
+            more = " (docs/reading-the-store.md puts stores of different seeds together)" if ": seeds is" in str(error) else ""
+            raise ValueError(f"--out={error}. Choose another{more}, or --noresume to replace what is there") from None
         rows = max(c.length * default_chunk(c.config, c.length, c.config.width) for c in grid.configurations)
         lim.check_compiler(rows, grid.configurations[0].config.width)
     if kept.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
@@ -193,9 +198,10 @@ def main(args):
 def measure(grid, store, shard, args):
     """Runs what the store lacks, with a bar; says how to go on where that ends early."""
     which = dict(shard=shard, retry_failed=args.retry_failed)
-    lacking = sum(map(len, sweep.todo(grid, store, **which)))
-    if there := np.sum((status := store.status()) == "done"):
-        print(f"{there} of {status.size} cells are there, {lacking} to do here", file=sys.stderr)
+    shapes = sweep.todo(grid, store, **which)
+    lacking, there = sum(map(len, shapes)), np.sum((status := store.status()) == "done")
+    if lacking or there:
+        print(f"{there} of {status.size} cells are there, {lacking} to do here; compiles for {len(shapes)} shape(s) first", file=sys.stderr)
     try:
         with cli.interruptible(), cli.progress(total=lacking, unit="cell") as bar:
             for _ in sweep.run(grid, store, batch=args.batch, **which):
@@ -259,13 +265,18 @@ def show(ds, args, folder):
 
 
 def write_csv(cells, path):
-    """One line per configuration: summary over seeds with standard errors, and the kernel theory's distance."""
+    """One line per configuration: summary over seeds with standard errors, and how far the predictions are."""
     lines = []
     for cell in cells:
         line = cell.labels | dict(seeds=len(cell.profiles_SL)) | dataclasses.asdict(profile.summarize_seeds(cell.profiles_SL))
         names = ("ratio", "spearman", "log_median", "log_max")
         theory = dict.fromkeys(names) if cell.theory_L is None else profile.compare(profile.rms(cell.profiles_SL), cell.theory_L)
-        lines.append(line | {f"theory_{name}": theory[name] for name in names})
+        line |= {f"theory_{name}": theory[name] for name in names}
+        strength, fitted_L = fit(cell)
+        for kind, operator_L in dict(implied=cell.paper_L, fitted=fitted_L).items():
+            distance = profile.compare(profile.rms(cell.profiles_SL), operator_L)
+            line |= {f"paper_{kind}_{name}": distance[f"shape_{name}"] for name in ("log_median", "log_max")}
+        lines.append(line | dict(paper_fitted_a=strength))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()

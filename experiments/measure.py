@@ -107,6 +107,17 @@ def row(name, profiles_WL, at_birth):
                cli.number(s.anchor, s.anchor_se), str(s.valley + 1), cli.number(s.middle_over_valley), cli.number(s.last)]  # fmt: skip
 
 
+def changes(trained_WL, birth_WL):
+    """How many times each ratio of birth the trained network's is, window by window: the median, and its standard error."""
+    found = {}
+    for key in ("primacy", "recency", "anchor"):
+        change_W = np.array([profile.ratios(trained_L)[key] / profile.ratios(birth_L)[key] for trained_L, birth_L in zip(trained_WL, birth_WL)])
+        if np.all(np.isfinite(change_W)):
+            (median,), (error,) = profile.median_profile(change_W[:, None], logs=True)
+            found[key] = dict(median=median, stderr=error)
+    return found
+
+
 def main(args):
     with cli.refusing():
         folder = cli.output_folder(args.out)
@@ -125,9 +136,15 @@ def main(args):
     for name, (profiles_WL, _) in runs.items():
         summaries[name], line = row(name, profiles_WL, at_birth=name == "at birth")
         rows.append(line)
-    print(f"\n{len(windows_WL)} windows of {args.length} tokens: median over windows of a checkpoint, root mean square over "
+    print(f"\n{len(windows_WL)} windows of {args.length} tokens: of a checkpoint the median over windows of each ratio, root mean square over "
           "networks at birth\n(± standard error over windows or networks)")  # fmt: skip
     print(cli.table(["network", "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], rows))
+
+    changed = changes(*(profiles_WL for profiles_WL, _ in runs.values())) if len(runs) == 2 else {}
+    if changed:
+        words = dict(primacy="first/middle", recency="last/middle", anchor="last/next")
+        print("From birth to the checkpoint, window by window (median, ± standard error over windows): "
+              + ", ".join(f"{words[key]} times {cli.number(each['median'], each['stderr'])}" for key, each in changed.items()))  # fmt: skip
 
     name = next(iter(runs))
     at_birth = name == "at birth"
@@ -169,7 +186,7 @@ def main(args):
     cli.write_json(folder / "results.json", dict(
         provenance=provenance, flags=cli.flag_values(args), config=config, tokens=windows_WL,
         runs={each: dict(influence=p, stderr=e, summary=summaries[each]) for each, (p, e) in runs.items()},
-        theory=theory, paper=dict(strength=strength, profile=fitted_L), rollout=rolled))  # fmt: skip
+        change=changed, theory=theory, paper=dict(strength=strength, profile=fitted_L), rollout=rolled))  # fmt: skip
     figure = plot.influence_figure(shown_L, stderr_L=stderr_L, curves=curves, summary=summaries[name], caption=cli.command(),
                                    measured_label=name, title=f"{config.family}, {config.layers} layers, width {config.width}")  # fmt: skip
     plot.save(figure, folder / "influence.png")

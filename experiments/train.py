@@ -27,6 +27,7 @@ from lim.influence import default_chunk
 DECIDE = ("model", "layers", "width", "weights", "text", "tokenizer", "length", "steps", "batch", "accumulate", "learning_rate",
           "warmup", "weight_decay", "clip", "seed", "windows", "measurements", "measure_at", "probes", *cli.SWITCHES)  # fmt: skip
 RECIPE = train.Recipe()
+LOG = "metrics.jsonl"
 EVALUATED = 64  # held-out windows behind each printed loss, where there are as many
 
 
@@ -125,7 +126,7 @@ class Log:
     """metrics.jsonl, one line an update, and the same as TensorBoard events; a resumed run drops what came after its checkpoint."""
 
     def __init__(self, folder, step):
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / LOG
         kept = []
         if self.path.exists():
             for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
@@ -262,6 +263,8 @@ def main(args):
             train.remove(folder)
         lim.check_compiler(args.length * default_chunk(plan.config, args.length, args.probes), plan.config.width)
         attributes = dict(flags=cli.flag_values(args), provenance=cli.provenance())
+        if (log := folder / LOG).is_dir():
+            raise ValueError(f"--out={folder}: its {log.name} is a folder, where the log of a training goes")
         if (folder / store.TRAINING / "done").exists():  # refused here, before any work, if it is of another training
             store.check_same(str(folder / store.TRAINING), plan.about)
     print(f"{plan.config.family}, {plan.config.layers} layers, width {plan.config.width}: {len(plan.packed.ids):,} tokens to train on, "

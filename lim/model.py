@@ -237,11 +237,19 @@ class Decoder(nnx.Module):
         return jax.lax.scan(step, x_LD, jnp.arange(start, stop))[0]
 
     def read(self, x_LD: jax.Array, switches: Switches = Switches(), position: Array | int = -1, start: int = 0) -> jax.Array:
-        """The last block's output at one position, [D]: as `stream(...)[position]`, without the last block's other rows."""
+        """The last block's output at one position, [D]: as `stream(...)[position]`, without the last block's other rows.
+
+        Raises:
+          ValueError: a `Block` of one's own returns other rows than those it was asked for.
+        """
         last = self.config.layers - 1
         x_LD = self.stream(x_LD, switches, start, last)
         block, own = jax.tree.map(lambda v: v[last], (self.blocks, self._per_layer(switches)))
-        return block(x_LD, own, jnp.asarray(position)[None] % len(x_LD))[0]
+        rows_QD = block(x_LD, own, jnp.asarray(position)[None] % len(x_LD))
+        if rows_QD.shape != (1, x_LD.shape[1]):
+            raise ValueError(f"{type(block).__name__} returned an array {list(rows_QD.shape)} where one row was asked for (rows_Q), "
+                             f"[1, {x_LD.shape[1]}]: start from x_LD[rows_Q], see docs/your-variant.md")  # fmt: skip
+        return rows_QD[0]
 
     def hidden(self, x_D: jax.Array, switches: Switches = Switches()) -> jax.Array:
         """The final norm of the stream, any leading axes."""

@@ -148,20 +148,27 @@ def summarize_seeds(profiles_SL: ArrayLike) -> Summary:
 
 
 def summarize_windows(profiles_WL: ArrayLike) -> Summary:
-    """`summarize` of the median over text windows of one network, with standard errors over windows.
+    """What the text windows of one network have in common: the median over windows of each ratio, with its standard error.
 
-    The windows' ratios scatter by factors, so each error is that of the median ratio's logarithm, times the ratio.
+    Windows' ratios scatter by factors, so each error is that of the median's logarithm, times the median. Everything else
+    is of the median profile, whose own ratios may lie outside those of all its windows.
 
     Raises:
       ValueError: as `rms`.
     """
     profiles_WL = check_profiles(profiles_WL)
-    middle_L, _ = median_profile(profiles_WL)
-    errors = {}
-    for key, ratio in ratios(middle_L).items():
-        (median,), (error,) = median_profile([[ratios(profile_L)[key]] for profile_L in profiles_WL], logs=True)
-        errors[key] = ratio * error / median
-    return summarize(middle_L, errors)
+    values, each_W = {}, [ratios(profile_L) for profile_L in profiles_WL]
+    for key in each_W[0]:
+        ratio_W = np.array([each[key] for each in each_W])
+        if np.all(np.isfinite(ratio_W)):
+            (values[key],), (values[f"{key}_se"],) = median_profile(ratio_W[:, None], logs=True)
+        else:  # over a middle that is not heard
+            values |= {key: np.median(ratio_W), f"{key}_se": math.nan}
+    values = {key: float(value) for key, value in values.items()}
+    verdict = shape(values["primacy"], values["recency"], values["primacy_se"], values["recency_se"])
+    of_median = summarize(median_L := median_profile(profiles_WL)[0])
+    delta = verdict == "recency" and _level(median_L[:-1], of_median.middle)
+    return dataclasses.replace(of_median, shape=verdict, delta=delta, **values)
 
 
 def rms(profiles_SL: ArrayLike) -> np.ndarray:

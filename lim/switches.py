@@ -14,6 +14,7 @@ import numpy as np
 from lim.config import Config
 
 Number = jax.Array | np.ndarray | float  # of a switch: one, or one per layer
+LARGEST = float(np.finfo(np.float32).max)
 WHOLE = 2.0**24  # a window of so many positions is none: float32 counts no further
 
 
@@ -91,7 +92,7 @@ class Switches:
                     raise ValueError(f"{field.name}={value!r}: must be a number, or one per layer") from None
                 shape, (low, high) = number.shape, (field.metadata["low"], field.metadata["high"])
                 whole = not field.metadata["count"] or np.all(np.floor(number) == number)
-                if not (np.all(np.isfinite(number)) and np.all((low <= number) & (number <= high)) and whole):
+                if not (np.all((low <= number) & (number <= min(high, LARGEST))) and whole):
                     raise ValueError(f"{field.name}={value}: allowed are {allowed}")
             if shape not in ((), (config.layers,)) or (shape and field.name == "positions"):
                 per_layer = "" if field.name == "positions" else f", or one for each of the {config.layers} layers"
@@ -131,7 +132,7 @@ class Switches:
         except ValueError:
             raise ValueError(f"{name}={text!r}: allowed are {allowed}") from None
         whole = not field.metadata["count"] or value % 1 == 0
-        if not (math.isfinite(value) and field.metadata["low"] <= value <= field.metadata["high"] and whole):
+        if not (field.metadata["low"] <= value <= min(field.metadata["high"], LARGEST) and whole):
             raise ValueError(f"{name}={text!r}: allowed are {allowed}")
         return value
 
@@ -139,4 +140,6 @@ class Switches:
 def _allowed(field, noun) -> str:
     low, high = field.metadata["low"], field.metadata["high"]
     noun = f"whole {noun}" if field.metadata["count"] else noun
-    return f"{noun} of at least {low}" if high in (math.inf, WHOLE) else f"{noun} from {low} to {high}"
+    if high in (math.inf, WHOLE):
+        return f"{noun} of at least {low}" + (f", at most {LARGEST:.2g}" if high == math.inf else "")
+    return f"{noun} from {low} to {high}"

@@ -17,6 +17,7 @@ import zarr
 
 import lim
 from lim import profile, rollout, sweep
+from lim.theory import paper
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DRIVER = """
@@ -113,6 +114,7 @@ BAD_MEASURE = [
     ("--tokens=nowhere.txt", "nowhere.txt: cannot be read"),
     ("--tokens=file", "file: holds no text"),
     ("--length=10000000", "length=10000000: the text has only"),
+    ("--residual=1e300", "--residual=1e300: '1e300': allowed are on, off or a number of at least 0, at most 3.4e+38"),
     ("--windows=0", "--windows=0: '0': allowed are integers of at least 1"),
     ("--compare=trained", "--compare=trained"),
     ("--rope=on,off", "--rope=on,off: 'on,off': allowed are"),
@@ -174,6 +176,7 @@ BAD_TRAIN = [
     ("--tokenizer=nowhere --text=short.txt,short.txt", "tokenizer=nowhere"),
     ("--windows=100000", "windows=100000: the held-out text of"),
     ("--out=file/below", "--out=file/below: cannot be written"),
+    ("--out=logged", "--out=logged: its metrics.jsonl is a folder"),
 ]
 
 
@@ -196,6 +199,7 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
     (tmp_path / "huge" / "none" / "seed0" / "result.json").write_text('{"about": 1, "curve": {"count": [1%s]}}' % (400 * "0"))
     (tmp_path / "damaged" / "none" / "seed0" / "result.json").write_bytes(b"\xff{}")
     (tmp_path / "strange" / "none" / "seed0" / "result.json").write_text('{"about": 1, "curve": {}}')
+    (tmp_path / "logged" / "metrics.jsonl").mkdir(parents=True)
     (tmp_path / "pickled").mkdir()
     lim_config = dict(model_type="llama", num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8,
                       vocab_size=300, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=1e4)  # fmt: skip
@@ -241,6 +245,10 @@ def test_ablate_writes_the_librarys_numbers(tmp_path):
         summary = profile.summarize_seeds(cells.influence.values)
         assert float(row["primacy"]) == pytest.approx(summary.primacy) and float(row["primacy_se"]) == pytest.approx(summary.primacy_se)
         assert float(row["theory_log_max"]) == pytest.approx(lim.compare(lim.rms(cells.influence.values), theory.finite_width_L)["log_max"])
+        strength, fitted_L = paper.fit(lim.rms(cells.influence.values), config, lim.Switches(residual=residual))
+        assert float(row["paper_fitted_a"]) == pytest.approx(strength)
+        for kind, operator_L in dict(implied=cells.operator.values, fitted=fitted_L).items():
+            assert float(row[f"paper_{kind}_log_max"]) == pytest.approx(lim.compare(lim.rms(cells.influence.values), operator_L)["shape_log_max"])
         assert f"{summary.primacy:.0f}"[:2] in out
 
 

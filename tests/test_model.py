@@ -12,7 +12,7 @@ from flax import nnx
 
 from lim.config import Config
 from lim.influence import influence, squared_influence
-from lim.model import Decoder, birth_params, graphdef, params_of, with_identity_values
+from lim.model import Block, Decoder, birth_params, graphdef, params_of, with_identity_values
 from lim.switches import WHOLE, Switches
 from lim.theory import averaging, cesaro, kernel
 
@@ -331,3 +331,20 @@ def test_a_length_beyond_the_position_table_is_refused():
 def test_identity_values_need_heads_that_partition_the_stream():
     with pytest.raises(ValueError, match="identity values need"):
         with_identity_values(birth(QWEN2))
+
+
+class Forgetful(Block):
+    """Returns every row, whichever it is asked for: its row 0 would pass for the read-out."""
+
+    def __call__(self, x_LD, switches, rows_Q=None):
+        return super().__call__(x_LD, switches)
+
+
+class ForgetfulDecoder(Decoder):
+    Block = Forgetful
+
+
+def test_a_block_that_returns_other_rows_than_it_was_asked_for_is_refused():
+    decoder = ForgetfulDecoder(QWEN2, nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"Forgetful returned an array \[5, \d+\] where one row was asked for \(rows_Q\), \[1, \d+\]"):
+        influence(decoder, np.arange(5))

@@ -518,6 +518,23 @@ def test_windows_are_summed_up_by_their_median():
     np.testing.assert_allclose([s.primacy_se, s.recency_se], 0, atol=1e-6)  # every window has the same ratios
     profiles_WL[:, 0] *= np.exp(rng.standard_normal(9))
     s = profile.summarize_windows(profiles_WL)
-    _, (error,) = profile.median_profile([[p[0] / p[2]] for p in profiles_WL], logs=True)
-    median = np.median(profiles_WL[:, 0] / profiles_WL[:, 2])
-    np.testing.assert_allclose(s.primacy_se, s.primacy * error / median)
+    ratio_W = profiles_WL[:, 0] / profiles_WL[:, 2]
+    (median,), (error,) = profile.median_profile(ratio_W[:, None], logs=True)
+    np.testing.assert_allclose([s.primacy, s.primacy_se], [median, error])
+    assert s.valley_depth == profile.summarize(np.median(profiles_WL, axis=0)).valley_depth
+
+
+def test_a_ratio_of_windows_lies_among_theirs():
+    """The median profile's own need not: low places of single windows come together in its middle."""
+    profiles_WL = np.full((2, 21), 10.0)
+    profiles_WL[:, 0] = 20
+    profiles_WL[0, 9] = profiles_WL[1, 11] = 1
+    assert [profile.ratios(p)["primacy"] for p in profiles_WL] == [2, 2] and profile.summarize_windows(profiles_WL).primacy == 2
+    assert profile.summarize(profiles_WL.mean(0)).primacy == 20 / 5.5
+
+
+def test_windows_without_a_middle_have_ratios_all_the_same():
+    s = profile.summarize_windows([[1.0, 0, 0, 0, 2], [1.0, 0, 0, 0, 3], [1.0, 0, 0, 0, 4]])
+    assert (s.primacy, s.recency, s.shape) == (math.inf, math.inf, "U") and np.isnan(s.primacy_se)
+    s = profile.summarize_windows([[0.0, 0, 0, 0, 2], [0.0, 0, 0, 0, 3]])
+    assert np.isnan(s.primacy) and s.recency == math.inf and s.shape == "recency"
