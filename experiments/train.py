@@ -125,16 +125,26 @@ def even_windows(ids, length):
 class Log:
     """metrics.jsonl, one line an update, and the same as TensorBoard events; a resumed run drops what came after its checkpoint."""
 
-    def __init__(self, folder, step):
-        self.path = folder / LOG
-        kept = []
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("\n") and json.loads(line)["step"] <= step:
-                    kept.append(line)
-        cli.put(folder, self.path.name, lambda path: path.write_text("".join(kept), encoding="utf-8"))
-        self.file = self.path.open("a", encoding="utf-8")
+    def __init__(self, folder, lines, step):
+        kept = [line for at, line in lines if at <= step]
+        cli.put(folder, LOG, lambda path: path.write_text("".join(kept), encoding="utf-8"))
+        self.file = (folder / LOG).open("a", encoding="utf-8")
         self.events = SummaryWriter(str(folder / "events"), purge_step=step + 1, write_to_disk=True)
+
+    @staticmethod
+    def read(folder):
+        """(step, line) of every whole line that an earlier run left.
+
+        Raises:
+          ValueError: the log is damaged, or a folder.
+        """
+        if not (path := folder / LOG).exists():
+            return []
+        try:
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+            return [(int(json.loads(line)["step"]), line) for line in lines]
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{path}: is damaged ({type(error).__name__}); remove it, and the log begins anew") from None
 
     def write(self, **values):
         """One line; `step` must be among the values."""
@@ -148,7 +158,7 @@ class Log:
         self.events.close()
 
 
-def run(plan, args, folder, attributes):
+def run(plan, args, folder, lines, attributes):
     """Trains, measures and saves until all is done; returns the number of updates it has then, fewer if it was stopped."""
     with cli.refusing():  # what an earlier run left may be damaged
         checkpoints = train.Checkpoints(folder, args.keep)
@@ -162,7 +172,7 @@ def run(plan, args, folder, attributes):
     held_out_WT, every = even_windows(plan.held_out.ids, args.length), args.save_every or -(-plan.recipe.steps // 10)
     weights_BL = np.ones((args.batch, args.length), np.float32)
     per_update, first = args.batch * args.length, trainer.step
-    log = Log(folder, trainer.step)
+    log = Log(folder, lines, trainer.step)
     bar = cli.progress(total=plan.recipe.steps * per_update, initial=trainer.step * per_update, unit="tok", unit_scale=True)
     with bar, cli.stopping() as stop:
         while True:
@@ -263,14 +273,13 @@ def main(args):
             train.remove(folder)
         lim.check_compiler(args.length * default_chunk(plan.config, args.length, args.probes), plan.config.width)
         attributes = dict(flags=cli.flag_values(args), provenance=cli.provenance())
-        if (log := folder / LOG).is_dir():
-            raise ValueError(f"--out={folder}: its {log.name} is a folder, where the log of a training goes")
+        lines = Log.read(folder) if args.resume else []
         if (folder / store.TRAINING / "done").exists():  # refused here, before any work, if it is of another training
             store.check_same(str(folder / store.TRAINING), plan.about)
     print(f"{plan.config.family}, {plan.config.layers} layers, width {plan.config.width}: {len(plan.packed.ids):,} tokens to train on, "
           f"{len(plan.held_out.ids):,} held out, {plan.recipe.steps * args.batch * args.length:,} to be read")  # fmt: skip
     try:
-        reached = run(plan, args, folder, attributes)
+        reached = run(plan, args, folder, lines, attributes)
     except FloatingPointError as error:
         sys.exit(f"{cli.command_name()}: {error}; checkpoints up to then are kept in {folder}")
     show(lim.open(folder).load(), plan, folder)

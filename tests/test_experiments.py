@@ -176,7 +176,9 @@ BAD_TRAIN = [
     ("--tokenizer=nowhere --text=short.txt,short.txt", "tokenizer=nowhere"),
     ("--windows=100000", "windows=100000: the held-out text of"),
     ("--out=file/below", "--out=file/below: cannot be written"),
-    ("--out=logged", "--out=logged: its metrics.jsonl is a folder"),
+    ("--out=logged", "logged/metrics.jsonl: is damaged (IsADirectoryError); remove it, and the log begins anew"),
+    ("--out=flipped", "flipped/metrics.jsonl: is damaged (UnicodeDecodeError)"),
+    ("--out=listed", "listed/metrics.jsonl: is damaged (TypeError)"),
 ]
 
 
@@ -200,6 +202,9 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
     (tmp_path / "damaged" / "none" / "seed0" / "result.json").write_bytes(b"\xff{}")
     (tmp_path / "strange" / "none" / "seed0" / "result.json").write_text('{"about": 1, "curve": {}}')
     (tmp_path / "logged" / "metrics.jsonl").mkdir(parents=True)
+    for folder, log in (("flipped", b'{"step": 1, "los\xa2": 2}\n'), ("listed", b"[1]\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "metrics.jsonl").write_bytes(log)
     (tmp_path / "pickled").mkdir()
     lim_config = dict(model_type="llama", num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8,
                       vocab_size=300, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=1e4)  # fmt: skip
