@@ -44,7 +44,7 @@ class Rung:
         if self.identity:
             row_L = cesaro.operator_row(length, 1.0, 1.0, layers=self.config.layers)
             return np.sqrt(self.config.width) * row_L, 0.0
-        theory = kernel.predict(self.config, length, self.switches, rope=self.switches.rope > 0)
+        theory = kernel.predict(self.config, length, self.switches, rope=bool(np.any(self.switches.rope)))
         return theory.finite_width_L, theory.cv
 
     def measure(self, length: int, seed: int, probes: int | None = None) -> np.ndarray:

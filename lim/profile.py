@@ -157,7 +157,8 @@ def summarize_windows(profiles_WL: ArrayLike) -> Summary:
       ValueError: as `rms`.
     """
     profiles_WL = check_profiles(profiles_WL)
-    values, each_W = {}, [ratios(profile_L) for profile_L in profiles_WL]
+    each_W = [ratios(profile_L) for profile_L in profiles_WL]
+    values: dict[str, Any] = {}
     for key in each_W[0]:
         ratio_W = np.array([each[key] for each in each_W])
         if np.all(np.isfinite(ratio_W)):
