@@ -284,7 +284,7 @@ def output_folder(out):
     """The folder for results, made and known to be writable; a URL (gs://…) is left as text, for fsspec."""
     if out is not None and "://" in out:
         return out.rstrip("/")
-    folder = pathlib.Path(out or pathlib.Path("runs") / command_name().removeprefix("experiments."))
+    folder = pathlib.Path(os.path.expanduser(out or f"runs/{command_name().removeprefix('experiments.')}"))  # a shell leaves --out=~/x as it is
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}.writable"

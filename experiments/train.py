@@ -97,6 +97,8 @@ def read(args) -> Plan:
     switches.check(config)
     if args.probes > config.width:
         raise ValueError(f"--probes={args.probes}: allowed are 2 to {config.width}, the width")
+    if "" in (args.text or []):
+        raise ValueError(f"--text={','.join(args.text)}: holds an empty name; allowed are names of files, with commas between them")
     documents = tokens.standard_documents() if args.text is None else [tokens.read_text(path) for path in args.text]
     if len(documents) == 1:
         documents = documents[0].split("\n\n")

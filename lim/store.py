@@ -231,14 +231,18 @@ def remove(path: str | os.PathLike) -> None:
         files.rm(place, recursive=True)
 
 
+def _plain(path) -> str:
+    # zarr takes file:// for a name, and ~ too
+    return os.path.expanduser(os.fspath(path).removeprefix("file://").rstrip("/"))
+
+
 def _inside(folder) -> str:
-    # zarr takes file:// for a name
-    return os.fspath(folder).removeprefix("file://").rstrip("/") + "/" + NAME
+    return _plain(folder) + "/" + NAME
 
 
 def _located(path) -> str:
     """The store that a path means: itself, or the one in it."""
-    path = os.fspath(path).removeprefix("file://").rstrip("/")
+    path = _plain(path)
     if path.endswith(".zarr"):
         return path
     files, training = fsspec.url_to_fs(f"{path}/{TRAINING}")

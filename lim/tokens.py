@@ -45,7 +45,7 @@ def read_text(path: str | os.PathLike) -> str:
       ValueError: the file cannot be read, is not UTF-8 or holds nothing but blanks.
     """
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # -sig: without a byte-order mark
+        text = pathlib.Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig")  # -sig: without a byte-order mark
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

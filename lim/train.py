@@ -10,10 +10,12 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import logging
 import math
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -236,8 +238,16 @@ def _readable(folder):
     except Exception as error:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EACCES, errno.EROFS):
             raise
+        _hush_reads()
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"{folder}: is damaged ({why}); without it the training goes on from an earlier checkpoint, or anew") from None
+
+
+def _hush_reads():
+    """Orbax reads arrays side by side: when one fails, others end with nobody left to tell, and would print tracebacks of it."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    shown = sys.unraisablehook
+    sys.unraisablehook = lambda e: None if str(e.exc_value) == "Event loop is closed" else shown(e)
 
 
 class Checkpoints:

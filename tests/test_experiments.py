@@ -171,6 +171,7 @@ BAD_TRAIN = [
     ("--weights=nowhere", "nowhere"),
     ("--weights=pickled --layers=2", "--layers: --weights has a config of its own"),
     ("--text=nowhere.txt", "nowhere.txt: cannot be read"),
+    ("--text=,", "--text=,: holds an empty name"),
     ("--text=short.txt", "--text=short.txt: one document cannot be parted"),
     ("--text=short.txt,short.txt", "length=256, batch=8: a text of 7 tokens has 0 windows"),
     ("--tokenizer=nowhere --text=short.txt,short.txt", "tokenizer=nowhere"),
@@ -303,7 +304,7 @@ def test_ctrl_c_says_how_to_go_on(stop, tmp_path):
 
 def test_measure_reads_text_and_compares(tmp_path):
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 5)
-    words = "--length=16 --windows=3 --probes=8 --tokens=text --rollout --out=here"
+    words = "--length=16 --windows=3 --probes=8 --tokens=~/text --rollout --out=~/here"
     ((code, out, err),) = run("measure", [words.split()], tmp_path)
     assert code == 0, err
     results = json.loads((tmp_path / "here" / "results.json").read_text())

@@ -175,3 +175,9 @@ def test_a_store_of_something_that_is_no_grid_is_refused_by_name(tmp_path, grid)
     zarr.open_group(tmp_path / store.NAME, mode="r+").attrs["grid"] = grid
     with pytest.raises(ValueError, match=f"{store.NAME}: cannot be read, it is damaged"):
         make(tmp_path)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make("~/grid")
+    assert (tmp_path / "grid" / store.NAME).is_dir() and lim.open("~/grid").sizes["seed"] == lim.open(tmp_path / "grid").sizes["seed"] == 2
