@@ -131,7 +131,8 @@ def windows(ids: ArrayLike, length: int, count: int = 1) -> np.ndarray:
 BYTES = 256  # byte-level ids go to 255; this one separates documents
 
 
-def standard_documents() -> list[str]:
+@functools.cache
+def standard_documents() -> tuple[str, ...]:
     """Documents that every Python brings along: pydoc's help topics, and each top-level function and class of the modules
     of the standard library; some 2,400, 4 million bytes, half of them shorter than 500 bytes.
 
@@ -147,7 +148,7 @@ def standard_documents() -> list[str]:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 *most, last = lines[node.lineno - 1 : node.end_lineno]
                 documents.append("\n".join([*most, last.encode()[: node.end_col_offset].decode()]))
-    return documents
+    return tuple(documents)
 
 
 def separator(tokenizer: str | os.PathLike | None) -> int:

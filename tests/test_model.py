@@ -299,7 +299,7 @@ def test_birth_is_reproducible_and_layers_differ():
     assert np.abs(kernel - other["blocks"]["attention"]["query"]["kernel"]).max() > 0.1
 
 
-@pytest.mark.parametrize("config", [QWEN2, GPT2], ids=lambda c: c.family)
+@pytest.mark.parametrize("config", [QWEN2, pytest.param(GPT2, marks=pytest.mark.slow)], ids=lambda c: c.family)
 def test_float64_agrees_with_float32_to_its_rounding(config):
     with jax.enable_x64(True):
         double = influence(Decoder.at_birth(config, 0, dtype=jnp.float64), TOKENS, output="logits", chunk=64).influence_L
