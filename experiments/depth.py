@@ -53,7 +53,10 @@ def main(args):
         configs = {depth: ladder.shape(args.width, depth, args.length) for depth in depths}
         lim.check_compiler(args.length * args.width, args.width)
         provenance = cli.provenance() | dict(dtype="float64")
-    laws, series, rows = networks(args.alpha), {}, []
+        laws = networks(args.alpha)
+        theory = {(name, depth): (kernel.predict(config, args.length, switches), kernel.effective_strengths(config, args.length, switches))
+                  for name, switches in laws.items() for depth, config in configs.items()}  # fmt: skip
+    series, rows = {}, []
     with cli.progress(total=len(laws) * len(depths) * args.seeds, unit="profile") as bar:
         for name, switches in laws.items():
             points = []
@@ -65,16 +68,15 @@ def main(args):
                     profiles.append(lim.influence(decoder, tokens_L, switches).influence_L)
                     bar.update()
                 value, error = profile.jackknife(middle_over_mean, profiles)
-                predicted = middle_over_mean(kernel.predict(config, args.length, switches).influence_L)
-                points.append((value, error, predicted))
-                rows.append([name, depth, cli.number(value, error), f"{predicted:.4g}",
-                             f"{kernel.effective_strengths(config, args.length, switches).sum():.3f}"])  # fmt: skip
+                predicted, strengths_N = theory[name, depth]
+                points.append((value, error, middle_over_mean(predicted.influence_L)))
+                rows.append([name, depth, cli.number(value, error), f"{points[-1][-1]:.4g}", f"{strengths_N.sum():.3f}"])
             series[name] = tuple(np.array(column) for column in zip(*points))
     print("\nInfluence of the middle over the mean influence (± standard error over seeds), and the expected number of hops")
     print(cli.table(["network", "layers", "measured", "kernel theory", "hops"], rows))
 
     deepest = configs[max(depths)]
-    strengths = {name: (None, None, kernel.effective_strengths(deepest, args.length, s)) for name, s in laws.items()}
+    strengths = {name: (None, None, theory[name, deepest.layers][1]) for name in laws}
     cli.write_json(folder / "results.json", dict(provenance=provenance, flags=cli.flag_values(args), layers=depths,
                                                  series=series, strengths=strengths))  # fmt: skip
     plot.save(plot.convergence_figure(depths, series, xlabel="layers H", ylabel="influence of the middle / mean influence",
