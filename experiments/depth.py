@@ -45,6 +45,14 @@ def middle_over_mean(profile_L):
     return profile.middle(profile_L) / np.mean(profile_L)
 
 
+def predict(laws, configs, length):
+    """Kernel theory and strengths by law and depth, before anything is measured, so that a refusal costs nothing."""
+    places = [(name, depth) for name in laws for depth in configs]
+    with cli.refusing():
+        return {(name, depth): (kernel.predict(configs[depth], length, laws[name]), kernel.effective_strengths(configs[depth], length, laws[name]))
+                for name, depth in cli.progress(places, desc="kernel theory", unit="network")}  # fmt: skip
+
+
 def main(args):
     jax.config.update("jax_enable_x64", True)  # without residual the middle falls below what float32 holds
     with cli.refusing():
@@ -53,9 +61,8 @@ def main(args):
         configs = {depth: ladder.shape(args.width, depth, args.length) for depth in depths}
         lim.check_compiler(args.length * args.width, args.width)
         provenance = cli.provenance() | dict(dtype="float64")
-        laws = networks(args.alpha)
-        theory = {(name, depth): (kernel.predict(config, args.length, switches), kernel.effective_strengths(config, args.length, switches))
-                  for name, switches in laws.items() for depth, config in configs.items()}  # fmt: skip
+    laws = networks(args.alpha)
+    theory = predict(laws, configs, args.length)
     series, rows = {}, []
     with cli.progress(total=len(laws) * len(depths) * args.seeds, unit="profile") as bar:
         for name, switches in laws.items():

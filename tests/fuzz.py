@@ -256,11 +256,9 @@ def stubs(module, name):
     common = [(lim, "check_compiler", lambda *_: None), (cli, "provenance", lambda: dict(provenance)),
               (jax.distributed, "initialize", lambda *_, **__: None)]  # fmt: skip
     common.append((tokens, "standard_documents", DOCUMENTS))
-    own = dict(ablate=("measure", "show"), measure=("measure",), ladder=("climb",), depth=(), bench=("in_own_process", "run_lim", "run_torch",
+    own = dict(ablate=("measure", "show"), measure=("measure",), ladder=("climb",), depth=("predict",), bench=("in_own_process", "run_lim", "run_torch",
                "train_lim", "train_torch"), train=("run",), recall=("in_text",), reproduce=("measure",))[name]  # fmt: skip
     common += [(module, function, accept) for function in own]
-    if name == "depth":
-        common.append((lim.Decoder, "at_birth", accept))
     if name == "recall":
         common.append((module.Run, "train", accept))
     return common
