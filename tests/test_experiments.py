@@ -327,6 +327,7 @@ def test_a_contender_of_the_bench_says_what_it_took(tmp_path):
     assert 0 < numbers["seconds"] < numbers["first"] and numbers["memory"] > 1e8 and numbers["rate"] > 1e8
 
 
+@pytest.mark.slow
 def test_recall_compares_in_parts_and_trains_the_same_alone(tmp_path):
     tiny = "--pairs=3 --questions=1 --keys=3 --values=2 --layers=1 --steps=4 --evaluations=2 --held-out=10 --batch=4".split()
     compare = [*tiny, "--compare", "--seeds=2", "--out=all"]
