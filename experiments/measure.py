@@ -108,11 +108,15 @@ def row(name, profiles_WL, at_birth):
 
 
 def changes(trained_WL, birth_WL):
-    """How many times each ratio of birth the trained network's is, window by window: the median, and its standard error."""
+    """How many times each ratio of birth the trained network's is, window by window: the median, and its standard error.
+
+    A ratio that is 0 or infinite in some window, where an end or a middle is not heard, is left out.
+    """
     found = {}
     for key in ("primacy", "recency", "anchor"):
-        change_W = np.array([profile.ratios(trained_L)[key] / profile.ratios(birth_L)[key] for trained_L, birth_L in zip(trained_WL, birth_WL)])
-        if np.all(np.isfinite(change_W)):
+        trained_W, birth_W = np.array([[profile.ratios(profile_L)[key] for profile_L in profiles_WL] for profiles_WL in (trained_WL, birth_WL)])
+        if np.all((0 < trained_W) & (trained_W < np.inf) & (0 < birth_W) & (birth_W < np.inf)):
+            change_W = trained_W / birth_W
             (median,), (error,) = profile.median_profile(change_W[:, None], logs=True)
             found[key] = dict(median=median, stderr=error)
     return found

@@ -16,6 +16,7 @@ import pytest
 import zarr
 
 import lim
+from experiments import measure
 from lim import profile, rollout, sweep
 from lim.theory import paper
 
@@ -318,6 +319,20 @@ def test_measure_reads_text_and_compares(tmp_path):
     assert "kernel theory" in out and "paper's operator" in out and "attention rollout" in out
     expected = rollout.measure(lim.Decoder.at_birth(config, 1), np.array(results["tokens"][1]))
     np.testing.assert_allclose(results["rollout"][1]["rollout_L"], expected.rollout_L, rtol=1e-5)
+
+
+def test_the_change_from_birth_is_paired_by_window():
+    """The median of 4/2, 9/3 and 2/4, though the medians' own quotient is 4/3; of last/next, where a 0 stands below, there is none."""
+    trained_WL, birth_WL = np.ones((2, 3, 5))
+    trained_WL[:, 0], birth_WL[:, 0], trained_WL[:, 4] = [4, 9, 2], [2, 3, 4], 6
+    birth_WL[0, 3] = 0
+    found = measure.changes(trained_WL, birth_WL)
+    assert found.keys() == {"primacy", "recency"}
+    assert (found["primacy"]["median"], found["recency"]["median"], found["recency"]["stderr"]) == (2, 6, 0)
+    # of three the median's bootstrap is each value with 7/27, 13/27, 7/27 (the middle one leads in 13 of 27 draws)
+    logs, weights = np.log([0.5, 2, 3]), np.array([7, 13, 7]) / 27
+    error = 2 * np.sqrt(weights @ logs**2 - (weights @ logs) ** 2)
+    assert found["primacy"]["stderr"] == pytest.approx(error, rel=1e-6)
 
 
 def test_a_contender_of_the_bench_says_what_it_took(tmp_path):
