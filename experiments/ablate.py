@@ -21,7 +21,7 @@ from absl import flags
 import lim
 from experiments import cli
 from lim import profile, store, sweep, tokens
-from lim.influence import default_chunk
+from lim.influence import default_chunk, entries
 from lim.theory import paper
 
 SIZES = ("layers", "width", "length")
@@ -175,7 +175,7 @@ def main(args):
         except ValueError as error:
             more = " (docs/reading-the-store.md puts stores of different seeds together)" if ": seeds is" in str(error) else ""
             raise ValueError(f"--out={error}. Choose another{more}, or --noresume to replace what is there") from None
-        rows = max(c.length * default_chunk(c.config, c.length, c.config.width) for c in grid.configurations)
+        rows = max(c.length * default_chunk(c.config, c.length, c.probes or entries(c.config, grid.output)) for c in grid.configurations)
         lim.check_compiler(rows, grid.configurations[0].config.width)
     if kept.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
         print("note: this store was begun with other versions: " + str(kept.attributes["provenance"]["versions"]), file=sys.stderr)

@@ -16,7 +16,7 @@ from absl import flags
 import lim
 from experiments import cli
 from lim import checkpoint, plot, profile, rollout, tokens
-from lim.influence import default_chunk
+from lim.influence import default_chunk, entries
 from lim.theory import kernel, paper
 
 
@@ -126,7 +126,8 @@ def main(args):
     with cli.refusing():
         folder = cli.output_folder(args.out)
         decoder, config, windows_WL, switches = load(args)
-        lim.check_compiler(args.length * default_chunk(config, args.length, config.width), config.width)
+        cotangents = cli.probes_for(config, args) or entries(config, args.output)
+        lim.check_compiler(args.length * default_chunk(config, args.length, cotangents), config.width)
         provenance = cli.provenance()
     print(f"{args.weights}: {config.family}, {config.layers} layers, width {config.width}; {len(windows_WL)} windows of {args.length} tokens. "
           "The first compiles, too.", file=sys.stderr)  # fmt: skip

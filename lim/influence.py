@@ -224,7 +224,9 @@ def default_chunk(config: Config, length: int, cotangents: int) -> int:
     per_cotangent = 4 * length * (6 * config.width + 4 * config.inner)
     fits = max(1, int(0.3 * available_memory()) // per_cotangent)
     rows = min(8192, 5_000_000 // config.inner) if jax.default_backend() == "cpu" else 32768
-    return min(fits, max(4, rows // length), cotangents)
+    most = min(fits, max(4, rows // length), cotangents)
+    # The last chunk is padded to the size of the others: of the sizes near `most`, the one that pads least, 4 and 4 of 8, not 6 and 6.
+    return min(range(most, most // 2, -1), key=lambda chunk: -cotangents % chunk)
 
 
 def available_memory() -> int:

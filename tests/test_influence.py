@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import lim
 from lim.config import Config
-from lim.influence import OUTPUTS, influence
+from lim.influence import OUTPUTS, default_chunk, influence
 from lim.model import Decoder, graphdef, params_of
 from lim.switches import Switches
 
@@ -99,6 +100,14 @@ def test_the_loss_is_of_the_token_that_follows():
     measured = influence(decoder, TOKENS, output="loss", read=4).influence_L
     expected = jacobian_norms(decoder, TOKENS, read=4, target=int(TOKENS[5]), outputs=["loss"])["loss"]
     np.testing.assert_allclose(measured, expected, rtol=RTOL)
+
+
+def test_chunks_are_as_large_as_allowed_and_pad_little():
+    """GPT-2 at length 256 likes at most 6 side by side: 8 go as 4 and 4, not as 6 and 6."""
+    gpt2 = lim.Config.preset("gpt2")
+    chunks = {cotangents: default_chunk(gpt2, 256, cotangents) for cotangents in range(1, 40)}
+    assert all(min(cotangents, 4) <= chunk <= min(cotangents, 6) for cotangents, chunk in chunks.items())
+    assert [chunks[n] for n in (1, 5, 6, 8, 16, 36)] == [1, 5, 6, 4, 4, 6]
 
 
 def test_the_chunk_does_not_change_the_number():
