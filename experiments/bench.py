@@ -7,7 +7,7 @@
     python -m experiments.bench --training=4 --models=small --lengths=512
 
 Every contender pulls the same number of cotangents of the last final-normed output back to the embeddings, float32, in a
-process of its own (so that its peak memory is its own), once to warm up and once timed; contenders take turns, and the
+process of its own (so that its peak memory is its own), once to warm up and once timed (updates of a training three times, for their median); contenders take turns, and the
 table shows medians over repeats. The limit is the time of the matrix products that no method avoids (forward pass
 included) at the fastest rate that any library reached on 2048³ products in this run, on 4096³ on a GPU.
 """
@@ -28,6 +28,7 @@ from absl import flags
 import lim
 from experiments import cli
 from lim import plot, train
+from lim.influence import default_chunk
 from lim.theory import cesaro, kernel
 
 CONTENDERS = ("lim", "torch one by one", "torch batched", "torch jacrev")
@@ -99,6 +100,7 @@ def timed(work):
 def run_lim(config, length, probes, size):
     """Seconds of a warm run and of the first with its compilation, the product rate, and the peak of a device's memory."""
     decoder, tokens_L = lim.Decoder.at_birth(config, 0), lim.random_tokens(config.vocab, length, 0)
+    lim.check_compiler(length * default_chunk(config, length, probes), config.width)
     measure = lambda: lim.influence(decoder, tokens_L, probes=probes)  # noqa: E731
     first = timed(measure)
     x = jnp.ones((size, size))

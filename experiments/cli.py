@@ -152,7 +152,7 @@ def define_measurement():
     define("probes", integer(2), None, "pull back this many random directions (unbiased, with a standard error)")
     flags.DEFINE_bool("exact", None, "pull back every direction; the default up to width 256, 16 probes beyond")
     define("seed", integer(0), 0, "first seed")
-    flags.DEFINE_string("out", None, "folder for figures and results; default runs/NAME")
+    flags.DEFINE_string("out", None, "folder for figures and results; default runs/NAME, for ablate with its flags behind")
 
 
 def probes_for(config, args):

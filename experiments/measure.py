@@ -23,7 +23,7 @@ from lim.theory import kernel, paper
 def define_flags():
     cli.define("model", cli.model, None, f"with random weights: one of {', '.join(lim.config.PRESETS)}, or a folder "
                "with a config.json; default small")  # fmt: skip
-    flags.DEFINE_string("weights", "random", "random, a folder with safetensors, or a hub id")
+    flags.DEFINE_string("weights", "random", "random, a folder with safetensors, a hub id, or the folder of an experiments.train")
     flags.DEFINE_string("tokens", None, "a UTF-8 text file, or random; default a text that every Python holds")
     cli.define("length", cli.integer(2), 256, "tokens in a window")
     cli.define("windows", cli.integer(1), 4, "windows of the text, evenly spaced")

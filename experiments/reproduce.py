@@ -5,7 +5,7 @@
     python -m experiments.reproduce --scale=paper --only=9 --out=runs/reproduce/paper
 
 `small` takes 13 minutes on two cores; `paper` measures Qwen2-0.5B and GPT-2 small at 2048 tokens and trains 24 layers,
-overnight on two cores or minutes on an accelerator. What is measured is kept below --out and serves every claim that needs it;
+overnight on two cores. What is measured is kept below --out and serves every claim that needs it;
 a run that was stopped goes on when the same line is given again, and --only adds to what is there. Prints the ledger, and writes
 it as report/index.html, claims.md and, with every number, claims.json. Exit status: 0, 2 for a bad value, 3 when measurements
 failed, 1 when results cannot be written, 130 when interrupted.

@@ -81,7 +81,7 @@ def draw(runs):
             ax.plot(run["count"], run["resident_mib"], ".", color=plot.MEASURED, ms=3)
             ax.set(xlabel=unit, ylabel="resident memory, MiB", xlim=(0, None), ylim=(0, None))
             slope, error = growth(run)
-            ax.set_title(f"{slope:+.2f} ± {error:.2f} MiB by 1,000 {unit}\n(after the shaded warm-up)", fontsize=8)
+            ax.set_title(f"{slope:+.2f} ± {error:.2f} MiB per 1,000 {unit}\n(after the shaded warm-up)", fontsize=8)
     return figure
 
 
@@ -104,7 +104,7 @@ def main():
     for unit, run in runs.items():
         slope, error = growth(run)
         print(f"{run['command']}: {len(run['count'])} samples in {run['seconds'][-1]:.0f} s, at most {max(run['resident_mib']):.0f} MiB, "
-              f"{slope:+.2f} ± {error:.2f} MiB by 1,000 {unit}")  # fmt: skip
+              f"{slope:+.2f} ± {error:.2f} MiB per 1,000 {unit}")  # fmt: skip
     plot.save(draw(runs), args.figure)
 
 

@@ -302,7 +302,7 @@ def peak_to_valley(lab: Lab) -> Evidence:
     for key, (words, statistic) in ratios.items():
         there = math.log(target_L.max() / target_L.min()) if key == "lowest" else statistic(target_L)
         offset = 0.0 if same else there - statistic(e.theory_L)
-        how = "measured" if same else "kernel theory, times measured/theory of the network measured here"
+        how = "measured" if same else f"kernel theory, corrected by measured/theory at L = {e.length}"
         statistics[key] = over_seeds(f"{words} at L = {scale.target_length} ({how})", lambda p: statistic(p) + offset,
                                      e.profiles_SL, log=True)  # fmt: skip
         statistics[f"{key}_here"] = over_seeds(f"{words} of the network measured here, L = {e.length}", statistic, e.profiles_SL,
