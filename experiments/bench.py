@@ -7,9 +7,10 @@
     python -m experiments.bench --training=4 --models=small --lengths=512
 
 Every contender pulls the same number of cotangents of the last final-normed output back to the embeddings, float32, in a
-process of its own (so that its peak memory is its own), once to warm up and once timed (updates of a training three times, for their median); contenders take turns, and the
-table shows medians over repeats. The limit is the time of the matrix products that no method avoids (forward pass
-included) at the fastest rate that any library reached on 2048³ products in this run, on 4096³ on a GPU.
+process of its own (so that its peak memory is its own), once to warm up and once timed (an update of a training three
+times, for the median); contenders take turns, and the table shows medians over repeats. The limit is the time of the
+matrix products that no method avoids (forward pass included) at the fastest rate that any library reached on 2048³
+products in this run, on 4096³ on a GPU.
 """
 
 import json

@@ -25,7 +25,7 @@ import scipy
 from flax import nnx
 from numpy.typing import ArrayLike
 
-from lim import ladder
+from lim import files, ladder
 from lim.config import Config
 from lim.model import Decoder, check_length, graphdef, params_of
 from lim.switches import Switches
@@ -185,6 +185,7 @@ def evaluate(decoder: Decoder, task: Task, count: int = 128, switches: Switches 
 
 
 @functools.partial(jax.jit, static_argnames="config")
+@jax.default_matmul_precision("highest")
 def _answers(params, switches, tokens_BT, targets_B, *, config):
     """-ln p of each target as the token that follows, and whether it is the likeliest."""
     decoder = nnx.merge(graphdef(config), params)
@@ -382,7 +383,8 @@ def train(task: Task, config: Config, recipe: Recipe, chosen: Intervention, fold
     try:
         resumed = checkpoints.restore(trainer, about)
         rows = [row for row in _read_curve(folder / CURVE) if resumed and row["step"] <= trainer.step]
-        (folder / CURVE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        with files.whole(folder / CURVE) as partial:
+            partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         began = time.monotonic() - (rows[-1]["seconds"] if rows else 0.0)
         losses: list[float] = []
         on_step(trainer.step)
@@ -577,6 +579,7 @@ def ask(decoder: Decoder, context: TextContext, places: Sequence[int] | np.ndarr
 
 
 @functools.partial(jax.jit, static_argnames=("answer", "config"))
+@jax.default_matmul_precision("highest")
 def _ask(params, context_B, start, parts_PM, asked_P, *, answer, config):
     """-ln p of `answer` tokens of each part from its token `asked` on, behind `start` tokens of context, and whether each is likeliest.
 

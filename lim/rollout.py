@@ -60,6 +60,7 @@ def measure(decoder: Decoder, tokens_L: ArrayLike, switches: Switches = Switches
 
 
 @functools.partial(jax.jit, static_argnames="structure")
+@jax.default_matmul_precision("highest")
 def _measure(structure, params, switches, tokens_L, read):
     decoder = nnx.merge(structure, params)
     layers = decoder.blocks, switches.per_layer(decoder.config.layers)

@@ -161,6 +161,8 @@ class Store:
         except zarr.errors.ContainsArrayError:
             pass
         self._arrays[name] = group[name]
+        if self._arrays[name].chunks != tuple(chunks):
+            raise ValueError(f"{self.path}: is a compact copy, which only reads; go on with the store that it was made from")
 
     def status(self) -> np.ndarray:
         """The status of every cell, [axes, seed].
@@ -189,19 +191,25 @@ class Store:
         return mine
 
     def release(self, cells: Iterable[tuple]) -> None:
-        """Cells in hand are pending again; this needs no room on the disk, since what is pending is not stored."""
+        """Cells in hand are pending again, unless another worker has done them meanwhile.
+
+        This needs no room on the disk, since what is pending is not stored.
+        """
         for cell in cells:
-            self._arrays["status"][cell] = "pending"
+            if str(self._arrays["status"][cell]) == "running":
+                self._arrays["status"][cell] = "pending"
 
     def write(self, cell: tuple, status: str, *, error: str = "", **values: Any) -> None:
         """A cell's values, by variable, and then its status.
 
         Args:
           cell: index along each axis and the seed.
-          status: done or failed.
+          status: done or failed; what another worker has done meanwhile stays done.
           error: why it failed.
           values: by variable; profiles may be shorter than the store's. Variables without a seed belong to the configuration.
         """
+        if status == "failed" and str(self._arrays["status"][cell]) == "done":
+            return
         for name, value in dict(values, error=error).items():
             array = self._arrays[name]
             place = cell if "seed" in (array.metadata.dimension_names or ()) else cell[:-1]
@@ -217,7 +225,12 @@ def compact(path: str | os.PathLike, target: str | os.PathLike) -> None:
     Args:
       path: as `open` takes it.
       target: a folder or URL, for `open` to read; a store there is replaced.
+
+    Raises:
+      ValueError: the target is the store itself.
     """
+    if _inside(target) == _located(path):
+        raise ValueError(f"target={target}: is the store itself; give another folder")
     ds = open(path).load()
     for variable in ds.variables.values():
         variable.encoding.clear()
@@ -273,7 +286,8 @@ def check_same(path: str, grid: dict) -> dict:
     with readable(path):
         attributes = _read_attributes(path)
         differences = list(_differences(attributes["grid"], grid))
-    if attributes["grid"] != grid:
+        differences += _reordered(attributes["grid"].get("axes", {}), grid.get("axes", {}))
+    if differences:
         kind = "training" if path.endswith(TRAINING) else "grid"
         raise ValueError(f"{os.path.dirname(path)}: holds another {kind}: {'; '.join(differences)}")
     return attributes
@@ -289,6 +303,15 @@ def _differences(there, here, prefix=""):
             yield from _differences(old, new, f"{prefix}{key}." if key != "axes" else "")
         else:
             yield f"{prefix}{key} is {_shown(old)} there, {_shown(new)} here"
+
+
+def _reordered(there, here):
+    """One phrase per axis with the same values in another order, in which places mean other cells."""
+    if there == here and list(there) != list(here):
+        yield f"the order of the axes is {_shown(list(there))} there, {_shown(list(here))} here"
+    for name in there:
+        if there[name] == here.get(name) and list(there[name]) != list(here[name]):
+            yield f"the order of {name} is {_shown(list(there[name]))} there, {_shown(list(here[name]))} here"
 
 
 def _shown(value):

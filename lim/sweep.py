@@ -82,6 +82,9 @@ class Grid:
             raise ValueError(f"seeds={self.seeds}: must be at least one, none of them twice")
         if self.output not in OUTPUTS or self.output == "loss":
             raise ValueError(f"output={self.output!r}: allowed are {', '.join(o for o in OUTPUTS if o != 'loss')}")
+        for name in self.axes.keys() & set(SWITCHES):
+            if any(np.ndim(value) for value in self.axes[name].values()):
+                raise ValueError(f"axis {name}: must hold one number per value, not one per layer")
         self.configurations  # noqa: B018 (refuses what does not fit)
 
     @functools.cached_property
@@ -104,6 +107,8 @@ class Grid:
         switches = Switches(**chosen)
         switches.check(config)
         if isinstance(ids, np.ndarray):
+            if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
+                raise ValueError(f"tokens={labels['tokens']}: must hold integers of at least 0")
             if ids.max() >= config.vocab:
                 raise ValueError(f"tokens={labels['tokens']}: holds the id {ids.max()}, this model ends at {config.vocab - 1}")
             ids = tokens.windows(ids, length, len(self.seeds))
@@ -169,7 +174,12 @@ def todo(grid: Grid, store: Store, *, shard: tuple[int, int] = (0, 1), retry_fai
       grid, store: `grid.store(path)` makes the latter.
       shard: (i, n) takes the i-th of n equal parts of each shape's cells.
       retry_failed: failed cells are lacking, too.
+
+    Raises:
+      ValueError: there is no such part.
     """
+    if not 0 <= shard[0] < shard[1]:
+        raise ValueError(f"shard={shard}: must be (i, n) with i from 0 to n - 1")
     status, shapes = store.status(), []
     wanted = {"pending", "running", "failed"} if retry_failed else {"pending", "running"}
     for _, group in itertools.groupby(sorted(grid.configurations, key=_shape), key=_shape):
@@ -190,8 +200,11 @@ def run(grid: Grid, store: Store, *, shard: tuple[int, int] = (0, 1), batch: int
       batch: cells in a batch, over all local devices; by default as many as take a second or so, within memory.
 
     Raises:
+      ValueError: there is no such part, or the batch is empty.
       OSError: the store cannot be written; what is done stays done.
     """
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch={batch}: must be at least 1")
     for cells in todo(grid, store, shard=shard, retry_failed=retry_failed):
         left = list(cells)
         runner = _Runner(grid, cells[left[0]][0], len(left), batch)
@@ -247,10 +260,10 @@ def predict(grid: Grid, configuration: Configuration) -> dict:
         # None: random tokens, all distinct; else the seeds read different windows, whose squares are averaged
         each = [kernel.predict(c.config, c.length, c.switches, output=grid.output, tokens=ids, **where)
                 for ids in ([None] if c.tokens_WL is None else c.tokens_WL)]  # fmt: skip
+        metrics = np.mean([[getattr(t, name) for name in THEORY_METRICS] for t in each], axis=0)
+        return values | dict(theory=profile.rms([t.finite_width_L for t in each]), theory_metrics=metrics)
     except ValueError as error:
         return values | dict(theory_error=str(error))
-    return values | dict(theory=profile.rms([t.finite_width_L for t in each]),
-                         theory_metrics=np.mean([[getattr(t, name) for name in THEORY_METRICS] for t in each], axis=0))  # fmt: skip
 
 
 class _Runner:

@@ -105,6 +105,8 @@ class Switches:
             if absent and value is not None and (isinstance(value, jax.core.Tracer) or np.any(np.asarray(value) != 0)):
                 other = "--positions" if name == "rope" else "--rope"
                 raise ValueError(f"{name}={value}: {config.family} has none, so only off (0) is allowed; see {other}")
+            if absent:
+                checked.pop(name, None)
         return Switches(**checked)
 
     def per_layer(self, layers: int) -> "Switches":

@@ -78,7 +78,7 @@ class Recipe:
 
     def schedule(self) -> optax.Schedule:
         """The learning rate of each step."""
-        warmup = math.ceil(self.warmup * self.steps)
+        warmup = min(math.ceil(self.warmup * self.steps), self.steps - 1)  # some step must be left to decay in
         # the step is counted from 0, so the first update is not lost to a rate of 0
         return lambda step: optax.warmup_cosine_decay_schedule(
             0.0, self.learning_rate, warmup, self.steps, self.learning_rate * self.final)(step + 1)  # fmt: skip
@@ -197,6 +197,7 @@ def token_losses(params: nnx.State, switches: Switches, tokens_BT: Array, *, con
 
 
 @functools.partial(jax.jit, static_argnames="config")
+@jax.default_matmul_precision("highest")
 def embedding_gradients(params: nnx.State, switches: Switches, tokens_BT: Array, *, config: Config) -> jax.Array:
     """‖∂ loss / ∂ x_j‖ per sequence and position, [B, L]: the loss is a sequence's mean, x_j the stream into the first block.
 
@@ -215,6 +216,7 @@ def embedding_gradients(params: nnx.State, switches: Switches, tokens_BT: Array,
 
 
 @functools.partial(jax.jit, static_argnames="config")
+@jax.default_matmul_precision("highest")
 def _losses(params, switches, tokens_BT, *, config):
     return jax.lax.map(lambda tokens_T: token_losses(params, switches, tokens_T[None], config=config)[0], tokens_BT)
 
@@ -264,7 +266,7 @@ class Checkpoints:
         best = policies.BestN(get_metric_fn=lambda metrics: -metrics["loss"], n=keep)
         options = ocp.CheckpointManagerOptions(preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(2), best]),
                                                best_fn=lambda metrics: metrics["loss"], best_mode="min")  # fmt: skip
-        with _readable(path := pathlib.Path(folder).resolve() / CHECKPOINTS):
+        with _readable(path := pathlib.Path(folder).expanduser().resolve() / CHECKPOINTS):
             self._manager = ocp.CheckpointManager(path, options=options)
 
     def save(self, trainer: Trainer, loss: float, about: dict) -> None:
@@ -330,5 +332,6 @@ def trained(folder: str | os.PathLike) -> Decoder:
         raise ValueError(f"{folder}: holds no training's checkpoint")
     config = Config(**said["config"])
     trainer = Trainer(config, dataclasses.replace(Recipe(**said["recipe"]), batch=1, accumulate=1), devices=jax.devices()[:1])
-    Checkpoints(folder).restore(trainer, said)
+    if not Checkpoints(folder).restore(trainer, said):
+        raise ValueError(f"{folder}: holds no training's checkpoint")
     return trainer.decoder

@@ -4,9 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lim import rollout
+from lim import recall, rollout, train
+from lim.claims import outside
 from lim.config import Config
-from lim.model import Decoder
+from lim.model import Decoder, graphdef, params_of
 from lim.switches import Switches
 from lim.theory import cesaro, kernel
 from lim.tokens import random_tokens
@@ -73,6 +74,25 @@ def test_uniform_attention_rolls_out_to_the_operator():
     """Equal values at every position and no residual: the rollout is the row of M^H."""
     measured = rollout.measure(Decoder.at_birth(QWEN2, 0), TOKENS, Switches(uniform_attention=1.0, residual=0.0))
     np.testing.assert_allclose(measured.rollout_L, cesaro.profile(13, 1.0, layers=3), rtol=1e-5)
+
+
+def test_no_product_is_rounded_below_float32():
+    """Accelerators take products in fewer bits unless told otherwise; what is measured must not depend on it."""
+    config, switches, B, T = QWEN2, Switches(), 2, 9
+    params, structure = params_of(Decoder.at_birth(config, 0)), graphdef(config)
+    tokens_BT, targets_B = np.zeros((B, T), np.int32), np.zeros(B, np.int32)
+    traced = [
+        rollout._measure.trace(structure, params, switches, tokens_BT[0], T - 1),
+        train.embedding_gradients.trace(params, switches, tokens_BT, config=config),
+        train._losses.trace(params, switches, tokens_BT, config=config),
+        recall._answers.trace(params, switches, tokens_BT, targets_B, config=config),
+        recall._ask.trace(params, tokens_BT[0], 3, tokens_BT[:, :4], targets_B, answer=2, config=config),
+        outside._answer_squares.trace(params, tokens_BT, targets_B, config=config),
+        outside._sum_gradient.trace(structure, params, tokens_BT[0]),
+    ]
+    for function in traced:
+        products = [line for line in function.lower().as_text().splitlines() if "dot_general" in line]
+        assert len(products) > 5 and all("precision = [HIGHEST, HIGHEST]" in line for line in products), function.fun_name
 
 
 def test_bad_arguments_are_refused():

@@ -1,5 +1,6 @@
 """A grid's cells are what `lim.influence` gives one at a time, whatever ran beside them, and survive what happens."""
 
+import dataclasses
 import errno
 import json
 import logging
@@ -215,10 +216,28 @@ def test_text_is_read_window_by_window():
     (dict(probes=17), "probes=17: allowed are 2 to 16, the entries of hidden"),
     (dict(axes={"residual": {"1": 1.0}, "alpha": {"0.5": 0.5}}), "residual and alpha both"),
     (dict(axes={"tokens": {"book": np.arange(9000)}}), "tokens=book: holds the id 8999, this model ends at 4095"),
+    (dict(axes={"tokens": {"book": np.arange(-1, 90)}}), "tokens=book: must hold integers of at least 0"),
+    (dict(axes={"tokens": {"book": np.arange(90) / 2}}), "tokens=book: must hold integers of at least 0"),
+    (dict(axes={"residual": {"each": [1.0]}}), "axis residual: must hold one number per value, not one per layer"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(how, message):
     with pytest.raises(ValueError, match=message):
         sweep.Grid(**{**dict(config=CONFIG, axes={}, seeds=(0,), length=8), **how})
+
+
+def test_parts_and_batches_that_cannot_be_are_refused(tmp_path):
+    store = GRID.store(tmp_path)
+    for how, message in ((dict(shard=(5, 5)), r"shard=\(5, 5\)"), (dict(shard=(-1, 5)), "shard="), (dict(batch=0), "batch=0: must be at least 1")):
+        with pytest.raises(ValueError, match=message):
+            list(sweep.run(GRID, store, **how))
+
+
+def test_theory_that_is_not_finite_is_left_out_with_its_reason(monkeypatch):
+    """And does not stop the grid."""
+    sound = kernel.predict
+    monkeypatch.setattr(kernel, "predict", lambda *a, **k: dataclasses.replace(sound(*a, **k), bias=float("nan")))
+    values = sweep.predict(GRID, GRID.configurations[0])
+    assert "theory" not in values and "nan" in values["theory_error"] and np.isfinite(values["operator"]).all()
 
 
 @pytest.mark.parametrize("probes", [1, 2.5, "many", True, 10**6])

@@ -121,6 +121,32 @@ def test_the_schedule():
     np.testing.assert_allclose([rate(54), rate(99)], [0.5 + 1.5 / 2, 0.5], rtol=1e-5)
 
 
+@pytest.mark.parametrize("fields", [dict(steps=1), dict(steps=1, warmup=1.0), dict(steps=5, warmup=0.9), dict(steps=3, warmup=0.0)])
+def test_short_schedules_rise_and_end(fields):
+    recipe = train.Recipe(**fields)
+    rates = [float(recipe.schedule()(step)) for step in range(recipe.steps)]
+    assert all(0 < rate <= recipe.learning_rate * (1 + 1e-6) for rate in rates)
+    assert rates[-1] == pytest.approx(recipe.learning_rate * recipe.final)
+
+
+def test_a_switch_of_what_a_family_lacks_may_be_off():
+    """GPT-2 has no RoPE: off is as good as left out, in a measurement and in a training."""
+    config = lim.Config.preset("gpt2").replace(layers=1, width=16, heads=2, kv_heads=2, head_dim=8, inner=32, vocab=31, max_length=16)
+    published, off = (train.Trainer(config, RECIPE, switches=switches) for switches in (lim.Switches(), lim.Switches(rope=0.0)))
+    assert published.update(*batch(0)) == off.update(*batch(0))
+    np.testing.assert_array_equal(*(train.losses(published.decoder, batch(0)[0], s) for s in (lim.Switches(), lim.Switches(rope=0.0))))
+
+
+def test_a_trained_network_below_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    trainer, checkpoints = train.Trainer(CONFIG, RECIPE), train.Checkpoints("~/run")
+    trainer.update(*batch(0))
+    checkpoints.save(trainer, 3.0, ABOUT)
+    checkpoints.close()
+    assert same(params_of(train.trained("~/run")), trainer.tree()["params"]) and os.listdir(tmp_path) == ["run"]
+
+
 def test_what_diverges_is_refused(straight):
     broken = train.Trainer(CONFIG, RECIPE)
     broken._state["params"]["embedding"]["embedding"] = broken._state["params"]["embedding"]["embedding"] * np.float32(1e30)

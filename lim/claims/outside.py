@@ -41,6 +41,7 @@ def target_lengths(scale: "Scale") -> list[int]:
 
 
 @functools.partial(jax.jit, static_argnames="structure")
+@jax.default_matmul_precision("highest")
 def _sum_gradient(structure, params, tokens_L):
     decoder, switches = nnx.merge(structure, params), Switches()
     x_LD = decoder.embed(tokens_L, switches)
@@ -55,8 +56,7 @@ def one_pass(decoder: Decoder, tokens_L: np.ndarray) -> np.ndarray:
     square has the mean of ‖J_j‖_F². Under a LayerNorm the outputs sum to zero, whatever the input.
     """
     structure, state = nnx.split(decoder)
-    with jax.default_matmul_precision("highest"):
-        return np.asarray(_sum_gradient(structure, nnx.as_pure(state), tokens_L), np.float64)
+    return np.asarray(_sum_gradient(structure, nnx.as_pure(state), tokens_L), np.float64)
 
 
 def averaged_attention(length: int) -> float:
@@ -78,6 +78,7 @@ def answer_gradients(decoder: Decoder, task: recall.Task, count: int) -> np.ndar
 
 
 @functools.partial(jax.jit, static_argnames="config")
+@jax.default_matmul_precision("highest")
 def _answer_squares(params, tokens_BT, targets_B, *, config):
     decoder, published = nnx.merge(graphdef(config), params), Switches()
 

@@ -636,28 +636,27 @@ def _mlp_unit(config):
     s, gain, inner = _preactivation(config), config.inner * config.residual_std**2, config.inner
 
     def unit(k):
+        """With r = √v and α = act/r, moments of α and act' at u = rξ: none of them falls with v, so that none underflows."""
         v = s * k
+        r = math.sqrt(v)
 
         def mean(f):
             return float(gaussian.mean(f, v))
 
-        if config.family == "gpt2":
-            act = gaussian.GELU
-            h2, h4 = mean(lambda u: act(u) ** 2), mean(lambda u: act(u) ** 4)
-            d2, d4 = mean(lambda u: act.slope(u) ** 2), mean(lambda u: act.slope(u) ** 4)
-            both = mean(lambda u: (act(u) * act.slope(u)) ** 2)
-            along = mean(lambda u: (u * act.slope(u)) ** 2) / v
-        else:  # h = silu(u)·u' with u' as u, and h'² = (silu'(u)·u')² + silu(u)²
-            act = gaussian.SILU
-            a2, a4 = mean(lambda u: act(u) ** 2), mean(lambda u: act(u) ** 4)
-            s2, s4 = mean(lambda u: act.slope(u) ** 2), mean(lambda u: act.slope(u) ** 4)
-            a2s2 = mean(lambda u: (act(u) * act.slope(u)) ** 2)
-            h2, h4 = v * a2, 3 * v**2 * a4
-            d2, d4 = v * s2 + a2, 3 * v**2 * s4 + 2 * v * a2s2 + a4
-            both = 3 * v**2 * a2s2 + v * a4
-            along = mean(lambda u: (u * act.slope(u) + act(u)) ** 2)
+        act = gaussian.GELU if config.family == "gpt2" else gaussian.SILU
+        a2, a4 = mean(lambda u: (act(u) / r) ** 2), mean(lambda u: (act(u) / r) ** 4)
+        s2, s4 = mean(lambda u: act.slope(u) ** 2), mean(lambda u: act.slope(u) ** 4)
+        a2s2 = mean(lambda u: (act(u) / r * act.slope(u)) ** 2)
+        if config.family == "gpt2":  # h = act(u)
+            h2, h4, d2, d4, both, scale = a2, a4, s2, s4, a2s2, v
+            along = mean(lambda u: (u / r * act.slope(u)) ** 2)
+        else:  # h = act(u)·u' and h'² = (act'(u)·u')² + act(u)², u' as u: in units of v² and v
+            h2, h4, scale = a2, 3 * a4, v**2
+            d2, d4 = s2 + a2, 3 * s4 + 2 * a2s2 + a4
+            both = 3 * a2s2 + a4
+            along = mean(lambda u: (u / r * act.slope(u) + act(u) / r) ** 2)
         kappa = both / (h2 * d2) / inner
-        return _Unit(output=gain * h2, slope=gain * s * d2, radial=along / d2, kappa=kappa, kappa_c=kappa - 1 / inner,
+        return _Unit(output=gain * scale * h2, slope=gain * s * scale / v * d2, radial=along / d2, kappa=kappa, kappa_c=kappa - 1 / inner,
                      nu=(h4 / h2**2 - 1) / inner, nu_slope=(d4 / d2**2 - 1) / inner)  # fmt: skip
 
     return unit

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+import lim
 from lim import ladder
 from lim.config import PRESETS, Config
 from lim.switches import Switches
@@ -385,6 +386,19 @@ def test_finite_width_against_drawn_networks(family, inner, kv_heads, skip, sour
     # Four standard errors, and what first order in 1/D leaves out: variance² of the mean, some of it of the scatter.
     assert abs(np.mean(squares) - 1 - bias) < 4 * np.std(squares) / math.sqrt(seeds) + variance**2
     assert abs(np.std(np.log(squares)) / math.sqrt(variance) - 1) < 4 / math.sqrt(2 * seeds) + variance / 10
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_finite_width_of_a_stream_of_a_hundred_decades(family):
+    """MLPs that read next to nothing are linear (gelu) or square (SwiGLU), so that what they add no longer depends on how little it is."""
+    config = PRESETS[dict(qwen2="qwen2-0.5b", gpt2="gpt2")[family]]
+    small, smaller = (kernel._mlp_unit(config)(k) for k in (1e-20, 1e-120))
+    for name in ("radial", "kappa", "kappa_c", "nu", "nu_slope"):
+        assert getattr(smaller, name) == pytest.approx(getattr(small, name), rel=1e-9), name
+    power = 2 if family == "qwen2" else 1
+    assert smaller.output / small.output == pytest.approx(1e-100**power, rel=1e-9)
+    deep = kernel.predict(lim.Config.preset("small").replace(layers=24), 16, Switches(norm=0.0, residual=0.1))
+    assert deep.bias == pytest.approx(0, abs=1e-6) and 0 <= deep.cv < 1e-3  # there attention alone adds, linearly
 
 
 def test_finite_width_of_the_published_sizes():
