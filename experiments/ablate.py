@@ -167,7 +167,7 @@ def main(args):
         grid = read_grid(args)
         check_axes(grid, args)
         words = cli.given(args, DECIDE)
-        folder = cli.output_folder(args.out or f"runs/ablate/{cli.slug(words)}")
+        folder = cli.output_folder(args.out or f"runs/ablate/{cli.slug(words)}", urls=True)
         if not args.resume:
             lim.store.remove(folder)
         try:
@@ -177,7 +177,7 @@ def main(args):
             raise ValueError(f"--out={error}. Choose another{more}, or --noresume to replace what is there") from None
         rows = max(c.length * default_chunk(c.config, c.length, c.probes or entries(c.config, grid.output)) for c in grid.configurations)
         lim.check_compiler(rows, grid.configurations[0].config.width)
-    if kept.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
+    if "provenance" in kept.attributes and kept.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
         print("note: this store was begun with other versions: " + str(kept.attributes["provenance"]["versions"]), file=sys.stderr)
     measure(grid, kept, shard, args)
     status = kept.status()
@@ -229,7 +229,7 @@ def opened(args):
         grid = sweep.Grid.from_spec(ds.attrs["grid"])
         read_cells(ds, grid)
     check_axes(grid, args)
-    return ds, cli.output_folder(args.out or args.plot_only)
+    return ds, cli.output_folder(args.out or args.plot_only, urls=True)
 
 
 def check_axes(grid, args):

@@ -45,7 +45,7 @@ def define_flags():
     flags.DEFINE_bool("theory", True, "also time the operator at 10⁶ positions and the kernel theory at 2048")
     cli.define_axis("scaling", cli.integer(2), "only this library, at these lengths, and at 6 to 48 layers of the middle one: scaling_*.png")
     cli.define("training", cli.integer(1), None, "instead of influence: an AdamW update of so many windows, against PyTorch's")
-    flags.DEFINE_string("out", None, "folder for results.json; default runs/bench")
+    flags.DEFINE_string("out", None, "folder for results.json; default runs/bench/FLAGS")
     cli.define("layers", cli.integer(2), None, "number of blocks, if not the model's own")
     flags.DEFINE_enum("contender", None, sorted({*CONTENDERS, *TRAINERS}), "run this one alone, on one model and length, and print its numbers as JSON")
     flags.adopt_module_key_flags(cli)
@@ -266,11 +266,13 @@ def measure(args, lengths):
 
 def table(runs, args):
     """One row per contender and case: medians over repeats."""
-    rate = max(n["rate"] for of_case in runs.values() for repeats in of_case.values() for n in repeats if "rate" in n)
+    ran = {case: {contender: [n for n in repeats if "failed" not in n] for contender, repeats in of_case.items()} for case, of_case in runs.items()}
+    rate = max((n["rate"] for of_case in ran.values() for repeats in of_case.values() for n in repeats), default=float("nan"))
     rows, failures = [], []
     for (model, length), of_case in runs.items():
         median = {contender: {key: statistics.median(n[key] for n in repeats) for key in ("seconds", "first", "memory")}
-                  for contender, repeats in of_case.items() if "failed" not in repeats[0]}  # fmt: skip
+                  for contender, repeats in ran[model, length].items() if repeats}  # fmt: skip
+        failures += [f"{model}, {length}, {contender}: {n['failed']}" for contender, repeats in of_case.items() for n in repeats if "failed" in n]
         peers = [m["seconds"] for contender, m in median.items() if contender != "lim"]
         config = cli.read_config(model)
         config = config.replace(layers=args.layers or config.layers)
@@ -278,7 +280,6 @@ def table(runs, args):
         limit = flops / rate
         for contender in contenders(args):
             if contender not in median:
-                failures.append(f"{model}, {length}, {contender}: {of_case[contender][0]['failed']}")
                 continue
             m = median[contender]
             ratio = f"{min(peers) / m['seconds']:.2f}" if peers else "–"
@@ -315,8 +316,8 @@ def scaling(args, folder):
         for name, values in {"seconds per cotangent": seconds, "peak memory, GB": memory}.items():
             power, level = np.polyfit(np.log(sizes[fitted]), np.log(values[fitted]), 1)
             print(f"{name}: about {axis}^{power:.2f} over the upper half")
-            series[f"{name}: {axis}^{power:.2f}"] = values, np.zeros(len(sizes)), np.exp(level) * sizes**power
-        figure = plot.convergence_figure(sizes, series, xlabel=axis, ylabel="", yscale="log", caption=cli.command(),
+            series[f"{name}: {axis}^{power:.2f}"] = values, None, np.exp(level) * sizes**power
+        figure = plot.convergence_figure(sizes, series, xlabel=axis, ylabel="", yscale="log", lines="power of the upper half", caption=cli.command(),
                                          title=f"{model}: cost of {args.probes} cotangents against {axis}")  # fmt: skip
         plot.save(figure, folder / f"scaling_{axis}.png")
     return measured
@@ -328,11 +329,13 @@ def main(args):
             return run_contender(args)
     with cli.refusing():
         folder = cli.output_folder(args.out)
+        if args.scaling and (args.training or args.lengths or len(args.models) > 1 and "models" in cli.given(args, ["models"])):
+            raise ValueError("--scaling: is of influence, of one model, at its own lengths; leave out --training, --lengths and further --models")
         lengths = [item.value for item in args.lengths or cli.Items(cli.integer(2)).parse("256,1024")]
         provenance = cli.provenance()
     if args.scaling:
         cli.write_json(folder / "scaling.json", dict(provenance=provenance, flags=cli.flag_values(args), **scaling(args, folder)))
-        return print(f"\nwrote scaling.json, scaling_length.png and scaling_layers.png in {folder}")
+        return print(f"\nwrote scaling.json and figures in {folder}")
     runs = measure(args, lengths)
     text, rate, failures = table(runs, args)
     work = f"an update on {args.training} windows" if args.training else f"{args.probes} cotangents"

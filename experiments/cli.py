@@ -152,7 +152,7 @@ def define_measurement():
     define("probes", integer(2), None, "pull back this many random directions (unbiased, with a standard error)")
     flags.DEFINE_bool("exact", None, "pull back every direction; the default up to width 256, 16 probes beyond")
     define("seed", integer(0), 0, "first seed")
-    flags.DEFINE_string("out", None, "folder for figures and results; default runs/NAME, for ablate with its flags behind")
+    flags.DEFINE_string("out", None, "folder for figures and results; default runs/NAME/FLAGS")
 
 
 def probes_for(config, args):
@@ -165,6 +165,25 @@ def probes_for(config, args):
             raise ValueError(f"--probes={args.probes}: allowed are 2 to {rows}, the entries of {args.output}")
         return None if rows == 1 else args.probes
     return None if args.exact or (rows <= 256 and args.exact is None) else min(16, rows)
+
+
+def switches_of(args, weights=None):
+    """The switches that the flags give, name → number, and where they are silent those of the training that made `weights`."""
+    said = {name: value for name in SWITCHES if (value := getattr(args, name)) is not None}
+    if weights is None:
+        return said
+    from lim import checkpoint  # which brings orbax
+
+    trained = checkpoint.switches_of(weights)
+    if said.keys() & {"residual", "alpha"}:  # one of them is the weight of the skip
+        trained = {name: value for name, value in trained.items() if name not in ("residual", "alpha")}
+    return trained | said
+
+
+def note_overlap(count, length, windows):
+    """Says so where windows of a text overlap, and their scatter is no measure of error."""
+    if windows * length > count:
+        print(f"note: {windows} windows of {length} tokens overlap in a text of {count}: errors over them come out too small", file=sys.stderr)
 
 
 def read_config(model):
@@ -280,11 +299,16 @@ def command():
     return f"python -m {command_name()} " + " ".join(shlex.quote(word) for word in sys.argv[1:])
 
 
-def output_folder(out):
-    """The folder for results, made and known to be writable; a URL (gs://…) is left as text, for fsspec."""
+def output_folder(out, urls=False):
+    """The folder for results, made and known to be writable, by default named after the flags given; a URL (gs://…), where
+    the command takes any, is left as text, for fsspec."""
     if out is not None and "://" in out:
+        if not urls:
+            raise ValueError(f"--out={out}: must be a folder on this machine; experiments.ablate alone writes to URLs")
         return out.rstrip("/")
-    folder = pathlib.Path(os.path.expanduser(out or f"runs/{command_name().removeprefix('experiments.')}"))  # a shell leaves --out=~/x as it is
+    if out is None:
+        out = f"runs/{command_name().removeprefix('experiments.')}/{slug(given(flags.FLAGS, flag_values(flags.FLAGS)))}"
+    folder = pathlib.Path(os.path.expanduser(out))  # a shell leaves --out=~/x as it is
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}.writable"

@@ -27,7 +27,7 @@ def define_flags():
     cli.define("width", cli.integer(64), 64, "width of the stream, a multiple of 64")
     cli.define("length", cli.integer(10), 128, "number of tokens")
     cli.define("seeds", cli.integer(2), 6, "how many seeds")
-    flags.DEFINE_string("out", None, "folder for figures and results.json; default runs/depth")
+    flags.DEFINE_string("out", None, "folder for figures and results.json; default runs/depth/FLAGS")
     flags.adopt_module_key_flags(cli)
 
 

@@ -25,7 +25,7 @@ def define_flags():
     cli.define("seeds", cli.integer(2), 32, "how many seeds")
     cli.define("probes", cli.integer(2), None, "random directions per seed; default every direction up to width 256, else 16")
     cli.define_axis("widths", cli.integer(64), "climb at each of these widths, too, for the figure of the disagreement against width")
-    flags.DEFINE_string("out", None, "folder for figures and results.json; default runs/ladder")
+    flags.DEFINE_string("out", None, "folder for figures and results.json; default runs/ladder/FLAGS")
     flags.adopt_module_key_flags(cli)
 
 

@@ -51,8 +51,10 @@ def load(args):
         config = decoder.config
         if args.length > config.max_length:
             raise ValueError(f"--length={args.length}: {args.weights} holds at most {config.max_length} positions")
-    switches = lim.Switches(**{name: getattr(args, name) for name in cli.SWITCHES})
+    switches = lim.Switches(**cli.switches_of(args, None if args.weights == "random" else args.weights))
     switches.check(config)
+    if args.rollout and args.source:
+        raise ValueError(f"--source={args.source}, --rollout: the rollout starts at the embedding, source 0")
     if not args.source < config.layers:
         raise ValueError(f"--source={args.source}: allowed are 0 to {config.layers - 1}")
     cli.probes_for(config, args)
@@ -62,6 +64,7 @@ def load(args):
         text = tokens.standard_text() if args.tokens is None else tokens.read_text(args.tokens)
         ids = tokens.encode(text, None if decoder is None else checkpoint.tokenizer_of(args.weights), config.vocab)
         windows_WL = tokens.windows(ids, args.length, args.windows)
+        cli.note_overlap(len(ids), args.length, args.windows)
     return decoder, config, windows_WL, switches
 
 
@@ -129,13 +132,17 @@ def main(args):
         cotangents = cli.probes_for(config, args) or entries(config, args.output)
         lim.check_compiler(args.length * default_chunk(config, args.length, cotangents), config.width)
         provenance = cli.provenance()
-    print(f"{args.weights}: {config.family}, {config.layers} layers, width {config.width}; {len(windows_WL)} windows of {args.length} tokens. "
+    under = "".join(f", {name}={value:g}" for name, value in dataclasses.asdict(switches).items() if value is not None)
+    print(f"{args.weights}: {config.family}, {config.layers} layers, width {config.width}{under}; {len(windows_WL)} windows of {args.length} tokens. "
           "The first compiles, too.", file=sys.stderr)  # fmt: skip
     runs = {}
     if decoder is not None:
         runs[args.weights] = measure(decoder, config, windows_WL, switches, args, "checkpoint")
     if decoder is None or args.compare:
         runs["at birth"] = measure(None, config, windows_WL, switches, args, "at birth")
+    content = dict(provenance=provenance, flags=cli.flag_values(args), config=config, tokens=windows_WL,
+                   runs={each: dict(influence=p, stderr=e) for each, (p, e) in runs.items()})  # fmt: skip
+    cli.write_json(folder / "results.json", content)  # kept, whatever becomes of the rest
 
     summaries, rows = {}, []
     for name, (profiles_WL, _) in runs.items():
@@ -188,10 +195,10 @@ def main(args):
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions")
     print(cli.table(["network", "prediction", "Spearman", "median", "max"], comparisons))
 
-    cli.write_json(folder / "results.json", dict(
-        provenance=provenance, flags=cli.flag_values(args), config=config, tokens=windows_WL,
-        runs={each: dict(influence=p, stderr=e, summary=summaries[each]) for each, (p, e) in runs.items()},
-        change=changed, theory=theory, paper=dict(strength=strength, profile=fitted_L), rollout=rolled))  # fmt: skip
+    for each, kept in content["runs"].items():
+        kept["summary"] = summaries[each]
+    content |= dict(change=changed, theory=theory, paper=dict(strength=strength, profile=fitted_L), rollout=rolled)
+    cli.write_json(folder / "results.json", content)
     figure = plot.influence_figure(shown_L, stderr_L=stderr_L, curves=curves, summary=summaries[name], caption=cli.command(),
                                    measured_label=name, title=f"{config.family}, {config.layers} layers, width {config.width}")  # fmt: skip
     plot.save(figure, folder / "influence.png")

@@ -23,7 +23,7 @@ from absl import flags
 
 import lim
 from experiments import cli
-from lim import plot, profile, recall, tokens
+from lim import checkpoint, plot, profile, recall, tokens
 from lim.influence import default_chunk
 from lim.train import Recipe
 
@@ -34,7 +34,7 @@ OF_TEXT = ("form", "contexts", "places", "probes", "profiles")
 
 
 def define_flags():
-    cli.define("pairs", cli.integer(2), None, f"pairs in a context; default {PAIRS}, with --weights {TEXT_PAIRS}")
+    cli.define("pairs", cli.integer(3), None, f"pairs in a context; default {PAIRS}, with --weights {TEXT_PAIRS}")
     cli.define("questions", cli.integer(1), None, "questions in a training sequence, each about another pair; default one about each")
     cli.define("keys", cli.integer(2), None, "how many different keys there are; default as many as pairs")
     cli.define("values", cli.integer(2), 16, "how many different values there are")
@@ -323,6 +323,8 @@ def load(args):
         raise ValueError(f"--places={args.places}: allowed are 2 to {pairs}, the pairs")
     if args.profiles > args.contexts:
         raise ValueError(f"--profiles={args.profiles}: allowed are 1 to {args.contexts}, the contexts")
+    if under := checkpoint.switches_of(args.weights):
+        raise ValueError(f"--weights={args.weights}: was trained under {', '.join(under)}; networks are asked as published")
     decoder = lim.Decoder.from_pretrained(args.weights)
     encode = functools.partial(tokens.encode, tokenizer=args.weights, vocab=decoder.config.vocab)
     contexts = [recall.text_context(encode, pairs, args.form, np.random.default_rng([args.seed, i])) for i in range(args.contexts)]

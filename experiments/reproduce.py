@@ -48,8 +48,6 @@ def main(args):
     scale = claims.SCALES[args.scale]
     with cli.refusing():
         folder = cli.output_folder(args.out or f"runs/reproduce/{args.scale}" + (f"-seed={args.seed}" if args.seed else ""))
-        if not hasattr(folder, "mkdir"):
-            raise ValueError(f"--out={folder}: must be a folder on this machine")
         try:
             lab = claims.Lab(scale, args.seed, folder / "lab")
         except ValueError as error:

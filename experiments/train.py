@@ -23,6 +23,7 @@ import lim
 from experiments import cli
 from lim import checkpoint, plot, profile, store, tokens, train, watch
 from lim.influence import default_chunk
+from lim.theory import averaging
 
 DECIDE = ("model", "layers", "width", "weights", "text", "tokenizer", "length", "steps", "batch", "accumulate", "learning_rate",
           "warmup", "weight_decay", "clip", "seed", "windows", "measurements", "measure_at", "probes", *cli.SWITCHES)  # fmt: skip
@@ -93,7 +94,8 @@ def read(args) -> Plan:
         if tokenizer is None:
             config = config.replace(vocab=tokens.BYTES + 1)
     recipe = train.Recipe(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Recipe) if field.name in args})
-    switches = lim.Switches(**{name: getattr(args, name) for name in cli.SWITCHES})
+    chosen = cli.switches_of(args, args.weights)
+    switches = lim.Switches(**chosen)
     switches.check(config)
     if args.probes > config.width:
         raise ValueError(f"--probes={args.probes}: allowed are 2 to {config.width}, the width")
@@ -114,8 +116,7 @@ def read(args) -> Plan:
     digest = hashlib.sha256(packed.ids.tobytes() + evaluated.ids.tobytes()).hexdigest()
     about = dict(config=dataclasses.asdict(config), recipe=dataclasses.asdict(recipe), text=digest, tokenizer=tokenizer, length=args.length,
                  weights=args.weights,
-                 switches={name: getattr(args, name) for name in cli.SWITCHES if getattr(args, name) is not None},
-                 windows=args.windows, measured=sorted(measured), probes=args.probes)  # fmt: skip
+                 switches=chosen, windows=args.windows, measured=sorted(measured), probes=args.probes)  # fmt: skip
     return Plan(config, recipe, switches, packed, evaluated, held_out, tokens.separator(tokenizer), json.loads(json.dumps(about)))
 
 
@@ -217,7 +218,7 @@ def show(ds, plan, folder):
         rows.append([step, f"{at.loss.mean().item() * bits:.3f}", s.shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
                      f"{at.first_token.mean().item():.3f}", effect])  # fmt: skip
     length = ds.sizes["position"]
-    level = np.mean(1 / np.arange(length // 2 + 1, length + 1))
+    level = uniform_level(plan, length)
     print(f"\nMedian over {ds.sizes['window']} held-out windows (± standard error over windows); first-token mass: attention of the second half,")
     print(f"mean over layers ({level:.4f} if attention is uniform); boundary: largest |d| behind a document's beginning")
     print(cli.table(["step", "bits/byte", "shape", "first/middle", "last/middle", "first-token mass", "boundary d"], rows))
@@ -229,6 +230,13 @@ def show(ds, plan, folder):
           f"{tokens.zlib_bits([joined[i : i + length] for i in range(0, len(joined), length)]):.3f} by zlib on pieces of {length} bytes")  # fmt: skip
     print(f"\nLast against first measured step, per window, in factors (± standard error): {change(ds)}")
     draw(ds, peaks, folder, level)
+
+
+def uniform_level(plan, length):
+    """Attention on the first token, mean over heads and the second half, if it is uniform over what the mask admits."""
+    said = {name: value for name in ("causal", "window", "prefix", "alibi") if (value := getattr(plan.switches, name)) is not None}
+    rows = slice(length // 2, length)
+    return np.mean([mask.block(rows, slice(0, 1)).mean() for mask in averaging.masks(length, **said, heads=plan.config.heads)])
 
 
 def change(ds):

@@ -125,8 +125,18 @@ def config_of(source: str | os.PathLike) -> Config:
 
 def tokenizer_of(source: str | os.PathLike) -> str | os.PathLike | None:
     """What `lim.tokens.encode` takes as the tokenizer of a checkpoint: its source, or that of a training (None for bytes)."""
-    said = train.about(source)
-    return source if said is None else said["tokenizer"]
+    if (said := train.about(source)) is None:
+        return source
+    if "tokenizer" not in said:
+        raise ValueError(f"{source}: is a training on recall, which reads no text: give random tokens")
+    return said["tokenizer"]
+
+
+def switches_of(source: str | os.PathLike) -> dict:
+    """The switches under which a training's network was trained, name → number; none for a Hugging Face checkpoint."""
+    said = train.about(source) or {}
+    switches = said["intervention"]["switches"] if "intervention" in said else said.get("switches", {})
+    return {name: value for name, value in switches.items() if value is not None}
 
 
 def printable(text: str) -> str:

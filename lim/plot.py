@@ -135,6 +135,7 @@ def grid_figure(cells: Iterable[Cell], *, rows: str | None = None, cols: str | N
     shared = _limits(sum(heights.values(), []), decades, room=0.08)
     lengths = sorted({len(panel[0]) for panel in data.values() if panel})
     left, right, between = 0.62, 0.42 if rows else 0.12, 0.16 if share_y else 0.42
+    width = max(width, left + right + len(col_names) * (0.45 + between))  # many columns need a wider figure
     panel_width = (width - left - right - (len(col_names) - 1) * between) / len(col_names)
     names = {place: [] if rows and cols else textwrap.wrap(cell.label, int(17 * panel_width)) for place, cell in placed.items()}
     labels = 0.12 + 0.13 * max(map(len, names.values()))  # inches over a panel for its shape, and its name above
@@ -525,15 +526,16 @@ def _check_cell(cell: Cell) -> tuple[np.ndarray, np.ndarray | None, dict] | None
 
 
 def convergence_figure(sizes: Sequence[float] | np.ndarray, series: Mapping[str, tuple], *, xlabel: str, ylabel: str, title: str = "", caption: str = "",
-                       yscale: str = "linear", ticks: Sequence[float] | None = None, width: float = 6.5) -> Figure:  # fmt: skip
+                       yscale: str = "linear", ticks: Sequence[float] | None = None, lines: str = "predicted", width: float = 6.5) -> Figure:  # fmt: skip
     """Measured points with error bars, and what is predicted of them as lines, against a size on a logarithmic axis.
 
     Args:
       sizes: the sizes, [P].
-      series: label → (measured_P, stderr_P, predicted_P); measured or predicted may be None, NaN leaves a point out.
+      series: label → (measured_P, stderr_P, predicted_P), each of which may be None; NaN leaves a point out.
       xlabel, ylabel, title, caption, width: as in `influence_figure`.
       yscale: "linear" or "log".
       ticks: sizes to label; default all.
+      lines: what the lines are.
 
     Raises:
       ValueError: there is no series.
@@ -559,7 +561,8 @@ def convergence_figure(sizes: Sequence[float] | np.ndarray, series: Mapping[str,
         ax.xaxis.set_minor_locator(NullLocator())
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
         measured_too = any(measured_P is not None and predicted_P is not None for measured_P, _, predicted_P in series.values())
-        ax.legend(title="points: measured ± standard error; dashes: predicted" if measured_too else None)
+        errors = " ± standard error" if any(stderr_P is not None for _, stderr_P, _ in series.values()) else ""
+        ax.legend(title=f"points: measured{errors}; dashes: {lines}" if measured_too else None)
         ax.set_title(title, loc="left", fontsize=9, fontweight="bold")
         if caption:
             fig.supxlabel("\n".join(_wrapped(caption, width)), x=0.01, ha="left", fontsize=CAPTION_SIZE, family="monospace", color=SOFT)

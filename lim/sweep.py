@@ -257,9 +257,11 @@ def predict(grid: Grid, configuration: Configuration) -> dict:
     where: dict[str, Any] = dict(source=grid.source, read=-1)
     values = dict(operator=paper.predict(c.config, c.length, c.switches, **where))
     try:
-        # None: random tokens, all distinct; else the seeds read different windows, whose squares are averaged
-        each = [kernel.predict(c.config, c.length, c.switches, output=grid.output, tokens=ids, **where)
-                for ids in ([None] if c.tokens_WL is None else c.tokens_WL)]  # fmt: skip
+        # seeds that read different tokens have different profiles, whose squares are averaged; None: all of them distinct
+        texts_WL = [None] if c.tokens_WL is None else c.tokens_WL
+        if c.tokens_WL is None and c.length > c.config.vocab:
+            texts_WL = [tokens.random_tokens(c.config.vocab, c.length, seed) for seed in grid.seeds]
+        each = [kernel.predict(c.config, c.length, c.switches, output=grid.output, tokens=ids, **where) for ids in texts_WL]
         metrics = np.mean([[getattr(t, name) for name in THEORY_METRICS] for t in each], axis=0)
         return values | dict(theory=profile.rms([t.finite_width_L for t in each]), theory_metrics=metrics)
     except ValueError as error:

@@ -168,6 +168,7 @@ class Trainer:
 
 
 @functools.partial(jax.jit, static_argnames=("recipe", "config", "mesh"), donate_argnames="state")
+@jax.default_matmul_precision("highest")
 def _update(state, switches, tokens_ABT, weights_ABL, *, recipe, config, mesh):
     """The state after one update, the loss and the gradient's norm."""
 
@@ -316,7 +317,7 @@ def about(folder: str | os.PathLike) -> dict | None:
     path = pathlib.Path(folder).expanduser().resolve() / CHECKPOINTS
     if not path.is_dir():
         return None
-    with ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+    with _readable(path), ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
         if (step := manager.latest_step()) is None:
             return None
         return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]

@@ -120,8 +120,8 @@ class Decision:
 def decide(conditions: Sequence[Condition], statistics: Mapping[str, Statistic]) -> Decision:
     """The verdict of conditions on statistics; a pure function.
 
-    The chance of another verdict takes the conditions for independent. Statistics of one run share seeds, so it errs on the
-    high side where several would fail together.
+    The chance of another verdict takes the conditions for independent. Statistics of one run share seeds, so it is a guide: too
+    high where several conditions hold together, too low where several fail together.
 
     Args:
       conditions: a sequence of `Condition`.

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import kill_training
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import zarr
 
 import lim
-from experiments import measure
+from experiments import bench, cli, measure
 from lim import profile, rollout, sweep
 from lim.theory import paper
 
@@ -120,6 +121,8 @@ BAD_MEASURE = [
     ("--compare=trained", "--compare=trained"),
     ("--rope=on,off", "--rope=on,off: 'on,off': allowed are"),
     ("--source=-1", "--source=-1: '-1': allowed are integers of at least 0"),
+    ("--source=1 --rollout", "--source=1, --rollout: the rollout starts at the embedding"),
+    ("--out=gs://bucket/x", "--out=gs://bucket/x: must be a folder on this machine; experiments.ablate alone writes to URLs"),
 ]
 BAD_BENCH = [
     ("--models=gpt9", "model='gpt9': allowed are small"),
@@ -130,10 +133,14 @@ BAD_BENCH = [
     ("--device=npu", "--device=npu"),
     ("--contender=tensorflow", "--contender=tensorflow"),
     ("--contender=lim", "--contender=lim: needs one of --models and one of --lengths"),
+    ("--scaling=8,16 --training=2", "--scaling: is of influence, of one model"),
+    ("--scaling=8,16 --lengths=8", "--scaling: is of influence, of one model"),
+    ("--out=gs://bucket/x", "--out=gs://bucket/x: must be a folder on this machine; experiments.ablate alone writes to URLs"),
     ("--out=file/below", "--out=file/below: cannot be written"),
 ]
 BAD_RECALL = [
-    ("--pairs=1", "--pairs=1: '1': allowed are integers of at least 2"),
+    ("--pairs=2", "--pairs=2: '2': allowed are integers of at least 3"),
+    ("--out=gs://bucket/x", "--out=gs://bucket/x: must be a folder on this machine; experiments.ablate alone writes to URLs"),
     ("--pairs=4 --questions=5", "questions=5: must be an integer of at least 1, at most 4 (pairs)"),
     ("--pairs=17 --keys=16", "keys=16: must be an integer of at least 17 (pairs)"),
     ("--width=100", "width=100: must be a multiple of 64"),
@@ -160,6 +167,7 @@ BAD_RECALL = [
 
 BAD_TRAIN = [
     ("--steps=0", "--steps=0: '0': allowed are integers of at least 1"),
+    ("--out=gs://bucket/x", "--out=gs://bucket/x: must be a folder on this machine; experiments.ablate alone writes to URLs"),
     ("--learning_rate=-1", "--learning_rate=-1: '-1': allowed are numbers of at least 0"),
     ("--warmup=2", "--warmup=2: '2': allowed are numbers of at least 0, at most 1"),
     ("--batch=3 --accumulate=2", "accumulate=2: must divide batch=3"),
@@ -184,7 +192,18 @@ BAD_TRAIN = [
 ]
 
 
-BAD = dict(ablate=BAD_ABLATE, measure=BAD_MEASURE, bench=BAD_BENCH, train=BAD_TRAIN, recall=BAD_RECALL)
+BAD_LADDER = [
+    ("--out=gs://bucket/x", "--out=gs://bucket/x: must be a folder on this machine; experiments.ablate alone writes to URLs"),
+    ("--width=100", "width=100: must be a multiple of 64"),
+    ("--probes=1000", "--probes=1000: allowed are 2 to 128, the smallest width"),
+]
+BAD_DEPTH = [
+    ("--out=gs://bucket/x", "--out=gs://bucket/x: must be a folder on this machine; experiments.ablate alone writes to URLs"),
+    ("--layers=0", "--layers=0: '0': allowed are integers of at least 1"),
+]
+
+
+BAD = dict(ablate=BAD_ABLATE, measure=BAD_MEASURE, bench=BAD_BENCH, train=BAD_TRAIN, recall=BAD_RECALL, ladder=BAD_LADDER, depth=BAD_DEPTH)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -333,6 +352,27 @@ def test_the_change_from_birth_is_paired_by_window():
     logs, weights = np.log([0.5, 2, 3]), np.array([7, 13, 7]) / 27
     error = 2 * np.sqrt(weights @ logs**2 - (weights @ logs) ** 2)
     assert found["primacy"]["stderr"] == pytest.approx(error, rel=1e-6)
+
+
+def test_the_bench_keeps_what_ran_beside_what_failed():
+    """Medians of the repeats that came through, the reasons of the others; nothing at all may come through."""
+    args = types.SimpleNamespace(training=None, layers=2, probes=2)
+    numbers = lambda seconds: dict(seconds=seconds, first=seconds + 1, memory=1e9, rate=1e11)  # noqa: E731
+    runs = {("small", 8): {name: [dict(failed="no torch")] for name in bench.CONTENDERS}}
+    text, rate, failures = bench.table(runs, args)
+    assert np.isnan(rate) and len(failures) == 4 and failures[0] == "small, 8, lim: no torch"
+    runs["small", 8] |= {"lim": [numbers(2.0), numbers(4.0), dict(failed="no memory")], "torch batched": [numbers(6.0)]}
+    text, rate, failures = bench.table(runs, args)
+    assert rate == 1e11 and failures[0] == "small, 8, lim: no memory"
+    row = text.splitlines()[2].split()
+    assert row[:5] == ["small", "8", "lim", "1.5", "2.00"] and row[-2:] == ["1.0", "1.0"]
+
+
+def test_windows_that_overlap_are_pointed_out(capsys):
+    cli.note_overlap(64, 16, 4)
+    assert capsys.readouterr().err == ""
+    cli.note_overlap(63, 16, 4)
+    assert "4 windows of 16 tokens overlap in a text of 63" in capsys.readouterr().err
 
 
 def test_a_contender_of_the_bench_says_what_it_took(tmp_path):

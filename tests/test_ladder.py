@@ -40,6 +40,7 @@ def test_each_rung_differs_from_the_one_below():
     predictions = [rung.predict(24)[0] for rung in RUNGS]
     for below, above in zip(predictions[1:-2], predictions[2:-1]):
         assert np.abs(np.log(above / below)).max() > 0.05
+    assert np.abs(np.log(predictions[-1] / predictions[-2])).max() > 1e-4  # RoPE moves little, but is there
 
 
 def test_widths_off_the_grid_are_refused():

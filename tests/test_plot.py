@@ -270,6 +270,14 @@ def test_grid_panels_are_the_cells_in_order():
     check_words(fig)
 
 
+def test_many_columns_make_a_wide_figure():
+    cells = [plot.Cell(f"layers={n}", [8.0, 2.0, 6.0], coordinates=dict(layers=str(n))) for n in range(60)]
+    for cols in (None, "layers"):
+        fig = plot.grid_figure(cells, cols=cols)
+        fig.canvas = FigureCanvasAgg(fig)
+        assert all(ax.get_position().width * fig.get_figwidth() > 0.3 for ax in fig.axes)
+
+
 def test_grid_says_shape_and_ratios_of_each_panel():
     fig = plot.grid_figure([plot.Cell("a", [8.0, 2.0, 6.0]), plot.Cell("b", [1.0, 1.0, 1.0])])
     assert "U · first 4.0 · last 3.0" in words(fig) and "flat · first 1.0 · last 1.0" in words(fig)

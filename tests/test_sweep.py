@@ -232,6 +232,15 @@ def test_parts_and_batches_that_cannot_be_are_refused(tmp_path):
             list(sweep.run(GRID, store, **how))
 
 
+def test_theory_knows_which_random_tokens_repeat():
+    """More positions than tokens: they are drawn with repeats, as the cells read them."""
+    grid = sweep.Grid(CONFIG.replace(vocab=3), {}, (0, 1), length=8)
+    each = [kernel.predict(grid.config, 8, tokens=lim.random_tokens(3, 8, seed)).finite_width_L for seed in (0, 1)]
+    found_L = sweep.predict(grid, grid.configurations[0])["theory"]
+    np.testing.assert_allclose(found_L, np.sqrt(np.mean(np.square(each), axis=0)), rtol=1e-12)
+    assert abs(found_L / kernel.predict(grid.config, 8).finite_width_L - 1).max() > 0.01
+
+
 def test_theory_that_is_not_finite_is_left_out_with_its_reason(monkeypatch):
     """And does not stop the grid."""
     sound = kernel.predict

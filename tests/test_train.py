@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import lim
+from experiments import cli, measure
+from experiments import train as experiment
 from lim import checkpoint, profile, rollout, tokens, train, watch
 from lim.model import params_of
 
@@ -135,6 +137,42 @@ def test_a_switch_of_what_a_family_lacks_may_be_off():
     published, off = (train.Trainer(config, RECIPE, switches=switches) for switches in (lim.Switches(), lim.Switches(rope=0.0)))
     assert published.update(*batch(0)) == off.update(*batch(0))
     np.testing.assert_array_equal(*(train.losses(published.decoder, batch(0)[0], s) for s in (lim.Switches(), lim.Switches(rope=0.0))))
+
+
+@pytest.mark.parametrize("said, under", [
+    (dict(switches=dict(rope=0.0)), dict(rope=0.0)),
+    (dict(switches={}), {}),
+    (dict(intervention=dict(switches=dict(residual=[0.5, 2.0], rope=None))), dict(residual=[0.5, 2.0])),
+])  # fmt: skip
+def test_a_training_is_measured_under_its_switches(said, under, tmp_path):
+    """What was trained without RoPE is measured without, unless the flags say otherwise."""
+    checkpoints = train.Checkpoints(tmp_path)
+    checkpoints.save(train.Trainer(CONFIG, RECIPE), 3.0, ABOUT | said)
+    checkpoints.close()
+    assert checkpoint.switches_of(tmp_path) == under
+    words = dict(weights=str(tmp_path), model=None, tokens="random", length=8, windows=1, source=0, rollout=False, probes=None, exact=None,
+                 output="hidden", seed=0, **dict.fromkeys(cli.SWITCHES))  # fmt: skip
+    assert measure.load(types.SimpleNamespace(**words))[-1] == lim.Switches(**under)
+    words["alpha"] = 0.25
+    without_skip = {name: value for name, value in under.items() if name != "residual"}
+    assert measure.load(types.SimpleNamespace(**words))[-1] == lim.Switches(**without_skip, alpha=0.25)
+
+
+def test_a_training_on_recall_reads_no_text(tmp_path):
+    checkpoints = train.Checkpoints(tmp_path)
+    checkpoints.save(train.Trainer(CONFIG, RECIPE), 3.0, {name: value for name, value in ABOUT.items() if name != "tokenizer"})
+    checkpoints.close()
+    with pytest.raises(ValueError, match="is a training on recall, which reads no text: give random tokens"):
+        checkpoint.tokenizer_of(tmp_path)
+
+
+def test_the_level_of_uniform_attention_is_what_a_rollout_measures():
+    decoder = lim.Decoder.at_birth(CONFIG, 0)
+    for mask in (dict(causal=1.0), dict(causal=0.0), dict(window=5.0), dict(window=5.0, prefix=2.0), dict(alibi=1.0)):
+        every = lim.Switches(**(dict(causal=1.0, window=100.0, prefix=0.0, alibi=0.0) | mask), uniform_attention=1.0)
+        seen = rollout.measure(decoder, lim.random_tokens(31, 12, 0), every).first_token_N
+        plan = types.SimpleNamespace(config=CONFIG, switches=lim.Switches(**mask))
+        np.testing.assert_allclose(seen, experiment.uniform_level(plan, 12), rtol=1e-5, atol=1e-7)
 
 
 def test_a_trained_network_below_the_home_folder(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import functools
 import math
 
 import numpy as np
+import scipy
 
 from lim import plot, profile
 from lim.claims.evidence import (
@@ -169,6 +170,16 @@ def change(one: Ensemble, other: Ensemble) -> tuple[np.ndarray, np.ndarray]:
     return profile.jackknife(lambda joined: np.divide(*np.split(joined, 2)), np.hstack([one.profiles_SL, other.profiles_SL]))
 
 
+def change_of_shape(one: Ensemble, other: Ensemble) -> tuple[np.ndarray, np.ndarray]:
+    """The same of the ratio over its median: where the profile as a whole grows, nothing has changed."""
+
+    def scaled(joined):
+        ratio_L = np.divide(*np.split(joined, 2))
+        return ratio_L / np.median(ratio_L)
+
+    return profile.jackknife(scaled, np.hstack([one.profiles_SL, other.profiles_SL]))
+
+
 def rotary(lab: Lab) -> Evidence:
     """Claim 5. The same seeds with RoPE and without: the change of shape, against how much one seed's shape differs from another's.
 
@@ -179,14 +190,17 @@ def rotary(lab: Lab) -> Evidence:
     learned, none = (lab.ensemble("gpt2", positions=positions) for positions in ("on", "off"))
     log_SL = np.log(on.profiles_SL)
     spread = float(np.median(np.std(log_SL - np.median(log_SL, axis=1, keepdims=True), axis=0, ddof=1)))
-    ratio_L, error_L = change(on, off)
+    changes = {"RoPE on / off": change_of_shape(on, off), "learned positions on / off (GPT-2)": change_of_shape(learned, none)}
+    ratio_L, error_L = changes["RoPE on / off"]
+    drawn_anew = math.sqrt(2 / len(log_SL)) * scipy.stats.norm.ppf(0.75)
     statistics = {
         "change": over_seeds("RoPE on/off: median factor, scale free", shape_distance(), on.profiles_SL, off.profiles_SL, log=True),
         "largest": over_seeds("RoPE on/off: largest factor of a position, scale free", shape_distance(1), on.profiles_SL,
                               off.profiles_SL, log=True),
         "scale": over_seeds("RoPE on/off: the profile as a whole", lambda a, b: float(np.median(np.log(a / b))), on.profiles_SL,
                             off.profiles_SL, log=True),
-        "share": over_seeds("RoPE on/off: the median change over the spread of one seed's shape",
+        "share": over_seeds("RoPE on/off: the median change of the mean shape over the spread of one seed's shape "
+                            f"({drawn_anew:.2f} if RoPE drew every network's scatter anew)",
                             lambda a, b: shape_distance()(a, b) / spread, on.profiles_SL, off.profiles_SL),
         "spread": Statistic(spread, 0.0, "spread of one seed's shape: median factor", log=True),
         "significant": Statistic(float(np.mean(abs(ratio_L - 1) > 2 * error_L)), 0.0,
@@ -196,9 +210,7 @@ def rotary(lab: Lab) -> Evidence:
         "learned_largest": over_seeds("GPT-2's learned positions on/off: largest factor, scale free", shape_distance(1),
                                       learned.profiles_SL, none.profiles_SL, log=True),
     }  # fmt: skip
-    changes = {"RoPE on / off": (ratio_L, error_L), "learned positions on / off (GPT-2)": change(learned, none)}
-    scaled = {words: (ratio_L / np.median(ratio_L), error_L / np.median(ratio_L)) for words, (ratio_L, error_L) in changes.items()}
-    figure = plot.change_figure(scaled, ylabel="ratio of influence / its median")
+    figure = plot.change_figure(changes, ylabel="ratio of influence / its median")
     return Evidence(statistics, (("Ratio of influence with and without RoPE, and with and without GPT-2's learned positions, by position, "
                                   "over its median, with standard errors", figure),))  # fmt: skip
 

@@ -180,7 +180,7 @@ CLAIMS = (
         ("parts", "gpt2"), birth.rotary,
         (
             Condition("share", True, "a change below the spread of one seed cannot be seen in any one network; shapes since a second run",
-                      "RoPE changes the shape by {share} times what one seed differs from another", high=1.0),
+                      "RoPE changes the mean shape by {share} times what one seed differs from another", high=1.0),
             Condition("change", False, "5 %: half of what this report calls a difference",
                       "RoPE changes the median position by a factor of {change} beside the others", high=math.log(1.05)),
         ),
