@@ -78,6 +78,8 @@ _CONVERT = 'AutoModelForCausalLM.from_pretrained("OLD").save_pretrained("NEW") o
 def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32) -> Decoder:
     """The Decoder of a Hugging Face checkpoint of family gpt2, qwen2 or llama, or of a training's folder (see `lim.train`).
 
+    A training's network is to be measured under `Switches(**switches_of(source))`.
+
     The tensors go one at a time into the stacked arrays and no weights are drawn first, so at its peak the memory
     holds the model and one or two of its tensors.
 
