@@ -5,10 +5,13 @@ computed from a block of rows stays in a core's cache; other masks multiply. Axe
 the block.
 """
 
+import collections
 import concurrent.futures
+import contextlib
+import contextvars
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,13 +41,48 @@ def in_blocks(work: Callable[[slice], Any], length: int, size: int | None = None
 
 def matrix(rows_of: Callable[[slice], np.ndarray], length: int, dtype: DTypeLike = np.float64) -> np.ndarray:
     """The matrix [L, L] whose rows `rows` (a slice) are rows_of(rows)."""
-    out_LL = np.empty((length, length), dtype)
+    out_LL = empty((length, length), dtype)
 
     def work(rows):
         out_LL[rows] = rows_of(rows)
 
     in_blocks(work, length)
     return out_LL
+
+
+_POOL: contextvars.ContextVar = contextvars.ContextVar("pool", default=None)  # bytes → memory of that size that nobody uses
+
+
+@contextlib.contextmanager
+def recycled() -> Iterator[None]:
+    """Inside, `empty` and `matrix` take the memory of earlier ones that are gone.
+
+    An allocator gives large arrays back to the system and asks for them anew, page by page: at L = 2048 that took longer than
+    the arithmetic of most passes.
+    """
+    token = _POOL.set(collections.defaultdict(list))
+    try:
+        yield
+    finally:
+        _POOL.reset(token)
+
+
+class _Lent:
+    """The owner of an array's memory: when the array and its views are gone, the memory returns to the pool."""
+
+    def __init__(self, pool, shape, dtype):
+        self.unused = pool[math.prod(shape) * np.dtype(dtype).itemsize]
+        self.memory = self.unused.pop() if self.unused else np.empty(shape, dtype)
+        self.__array_interface__ = {**self.memory.__array_interface__, "shape": shape, "typestr": np.dtype(dtype).str}
+
+    def __del__(self):
+        self.unused.append(self.memory)
+
+
+def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> np.ndarray:
+    """np.empty, from `recycled` memory where there is some."""
+    pool = _POOL.get()
+    return np.empty(shape, dtype) if pool is None else np.asarray(_Lent(pool, shape, dtype))
 
 
 class Mask:
@@ -57,11 +95,12 @@ class Mask:
         self.causal = causal
         self.counts_L = causal * np.arange(1, length + 1.0) + (1 - causal) * length
 
-    def block(self, rows: slice, columns: slice) -> np.ndarray:
-        """Entries of M itself."""
+    def weigh(self, x_RC: np.ndarray, rows: slice, columns: slice) -> None:
+        """Replaces a block X of a matrix by M∘X, both slices with a start."""
+        x_RC /= self.counts_L[rows, None]
+        ahead = slice(max(rows.start, columns.start), columns.stop)  # nothing before the first row's own column
         positions_L = np.arange(len(self.counts_L))
-        w = np.where(positions_L[rows, None] >= positions_L[columns], 1.0, 1 - self.causal)
-        return w / self.counts_L[rows, None]
+        x_RC[:, ahead.start - columns.start :] *= np.where(positions_L[rows, None] >= positions_L[ahead], 1.0, 1 - self.causal)
 
     def average_along(self, x_RL: np.ndarray) -> np.ndarray:
         """X Mᵀ for rows of X."""
@@ -82,7 +121,7 @@ class Mask:
 
     def average_down(self, x_LL: np.ndarray) -> np.ndarray:
         """M X."""
-        averages_LL, sum_L = np.empty_like(x_LL), (1 - self.causal) * x_LL.sum(0)
+        averages_LL, sum_L = empty(x_LL.shape, x_LL.dtype), (1 - self.causal) * x_LL.sum(0)
         for i, count in enumerate(self.counts_L):  # row by row: numpy's cumsum down columns is ten times slower
             sum_L += self.causal * x_LL[i]
             np.divide(sum_L, count, out=averages_LL[i])
@@ -104,9 +143,9 @@ class Dense:
     def __init__(self, w_LL: np.ndarray):
         self.m_LL = w_LL / w_LL.sum(1, keepdims=True)
 
-    def block(self, rows: slice, columns: slice) -> np.ndarray:
-        """Entries of M itself."""
-        return self.m_LL[rows, columns]
+    def weigh(self, x_RC: np.ndarray, rows: slice, columns: slice) -> None:
+        """Replaces a block X of a matrix by M∘X."""
+        x_RC *= self.m_LL[rows, columns]
 
     def average_along(self, x_RL: np.ndarray) -> np.ndarray:
         """X Mᵀ for rows of X."""

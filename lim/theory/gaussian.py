@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lim.theory.averaging import in_blocks
+from lim.theory.averaging import empty, in_blocks, matrix
 
 Function = Callable[[np.ndarray], np.ndarray]  # vectorised
 # Trapezoid sums over the standard normal. For f analytic in |Im u| < d and u = √v·ξ the error falls as
@@ -102,9 +102,15 @@ def hermite_coefficients(f: Function, odd: bool, variance_L: ArrayLike, correlat
     half = len(_NODES_Q) // 2
     nodes_Q, weights_Q = _NODES_Q[half:], 2 * _WEIGHTS_Q[half:]
     weights_Q[0] /= 2
-    f_LQ = f(np.sqrt(_checked(variance_L))[:, None] * nodes_Q)
-    second_L = f_LQ**2 @ weights_Q
-    f_LQ *= weights_Q
+    deviation_L = np.sqrt(_checked(variance_L))
+    f_LQ, second_L = empty((len(deviation_L), len(nodes_Q))), np.empty_like(deviation_L)
+
+    def sample(rows):
+        f_RQ = f(deviation_L[rows, None] * nodes_Q)
+        second_L[rows] = f_RQ**2 @ weights_Q
+        f_LQ[rows] = f_RQ * weights_Q
+
+    in_blocks(sample, len(deviation_L))
     previous, current = np.zeros_like(nodes_Q), np.ones_like(nodes_Q)
     captured_L, columns, missing = np.zeros_like(second_L), [], []
     for order in range(_MAX_ORDER):
@@ -137,13 +143,13 @@ def pair_mean(f: Function, odd: bool, variance_L: ArrayLike, correlation_LL: np.
       ValueError: as `hermite_coefficients`.
     """
     length = len(correlation_LL)
-    square_LL = correlation_LL**2
+    square_LL = matrix(lambda rows: correlation_LL[rows] ** 2, length)
     np.fill_diagonal(square_LL, 0.0)
     largest = min(1.0, math.sqrt(square_LL.max()))
     coefficients_LK, missing_K, second_L = hermite_coefficients(f, odd, variance_L, largest)
     row_KL = np.ascontiguousarray(coefficients_LK.T)
     orders_K = 2 * np.arange(len(row_KL)) + odd
-    result_LL = np.empty_like(square_LL)
+    result_LL = empty(square_LL.shape)
 
     def lower(rows):  # and its mirror image
         start, stop = rows.start, rows.stop

@@ -64,7 +64,7 @@ from numpy.typing import ArrayLike
 from lim.config import Config
 from lim.switches import Switches
 from lim.theory import gaussian
-from lim.theory.averaging import in_blocks, masks, matrix
+from lim.theory.averaging import empty, in_blocks, masks, matrix, recycled
 
 OUTPUTS = ("hidden", "stream")
 MAX_LOGIT_VARIANCE = 4.0
@@ -102,6 +102,7 @@ class KernelTheory:
         return self.influence_L * math.sqrt(1 + self.bias)
 
 
+@recycled()
 def predict(config: Config, length: int, switches: Switches = Switches(), *, output: str = "hidden", source: int = 0, read: int = -1,
             tokens: ArrayLike | None = None, corrections: bool = True, rope: bool = False) -> KernelTheory:  # fmt: skip
     """The influence profile of a decoder at birth, in ensemble mean over seeds.
@@ -269,7 +270,7 @@ def _climb(config, layers, stream_LL):
     for layer in layers:
         attention_NL.append(_mean_square(stream_LL))
         stream_LL = _attention(config, layer, stream_LL).up()
-        stream_LL = (stream_LL + stream_LL.T) / 2  # rounding's antisymmetric part grows by half a layer where there is no skip
+        _symmetrise(stream_LL)  # rounding's antisymmetric part grows by half a layer where there is no skip
         mlp_NL.append(_mean_square(stream_LL))
         if layer.uniform != 1 and _largest_correlation(stream_LL, mlp_NL[-1]) > 1 + 1e-9:
             raise _too_far("it predicts a correlation above 1")
@@ -283,6 +284,16 @@ def _mean_square(stream_LL):
     if not (np.all(np.isfinite(q_L)) and q_L.min() > 1e-150 and q_L.max() < 1e150):
         raise ValueError(f"switches: the stream's mean square runs from {q_L.min():.3g} to {q_L.max():.3g}, beyond float64's reach")
     return q_L
+
+
+def _symmetrise(x_LL):
+    def work(rows):  # what is left of the diagonal, and its mirror image
+        start, stop = rows.start, rows.stop
+        mean = (x_LL[rows, :stop] + x_LL[:stop, rows].T) / 2
+        x_LL[rows, :stop] = mean
+        x_LL[:start, rows] = mean[:, :start].T
+
+    in_blocks(work, len(x_LL))
 
 
 def _largest_correlation(stream_LL, q_L):
@@ -482,14 +493,15 @@ class _Attention:
 
     def _weighted_shift(self, rows, columns):
         """A block of M∘w, times z."""
-        w = self.level_L[rows, None] - self.logit_m_LL[rows, columns] + self.kappa_L[columns] / 2
-        w *= self.shift * self.kappa_L[rows, None]
-        w *= self.mask.block(rows, columns)
-        return w
+        w_RC = self.kappa_L[columns] / 2 - self.logit_m_LL[rows, columns]
+        w_RC += self.level_L[rows, None]
+        w_RC *= self.shift * self.kappa_L[rows, None]
+        self.mask.weigh(w_RC, rows, columns)
+        return w_RC
 
     def _shift_of_output(self):
         """z S = z (M∘w) mᵀ, where a causal mask leaves out the columns beyond the rows."""
-        s_LL = np.empty_like(self.m_LL)
+        s_LL = empty(self.m_LL.shape)
 
         def work(band):
             admitted = slice(0, band.stop if self.mask.causal == 1 else None)
@@ -500,7 +512,7 @@ class _Attention:
 
     def _shift_of_input(self, spread_LL):
         """z V = z (M∘w)ᵀ ΓM, from ΓM."""
-        v_LL = np.empty_like(self.m_LL)
+        v_LL = empty(self.m_LL.shape)
 
         def work(band):
             admitting = slice(band.start if self.mask.causal == 1 else 0, None)
@@ -518,7 +530,7 @@ class _Attention:
     def _softmax_down(self, adjoint_LL):
         """The adjoint of the input, as the Z of Z + Zᵀ."""
         score, still = self.layer.score**2, self.layer.still
-        stack_SLL = np.empty((3, *adjoint_LL.shape))
+        stack_SLL = empty((3, *adjoint_LL.shape))
 
         def along(rows):
             stack_SLL[0, rows] = self.mask.spread_along(adjoint_LL[rows])
@@ -714,6 +726,7 @@ def _elasticity(function, q, step=1e-3):
     return e, (curvature + e**2 - e) / 2
 
 
+@recycled()
 def effective_strengths(config: Config, length: int, switches: Switches = Switches(), *, read: int = -1, corrections: bool = True) -> np.ndarray:
     """The strength a_l of each attention that the kernel theory implies: the share of a hop in the squared adjoint.
 

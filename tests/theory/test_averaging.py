@@ -33,7 +33,10 @@ def test_products_with_the_operator(mask, m_LL, dtype):
     x_SLL = rng.normal(size=(2, LENGTH, LENGTH)).astype(dtype)
     if dtype is complex:
         x_SLL = x_SLL * np.exp(1j * x_SLL)
-    np.testing.assert_allclose(mask.block(slice(2, 9), slice(1, 7)), m_LL[2:9, 1:7], rtol=1e-15)
+    for rows, columns in ((slice(2, 9), slice(1, 7)), (slice(0, 4), slice(2, None)), (slice(5, None), slice(0, 5)), (slice(0, 3), slice(8, 11))):
+        block = x_SLL[0].real[rows, columns].copy()
+        mask.weigh(block, rows, columns)
+        np.testing.assert_allclose(block, (m_LL * x_SLL[0].real)[rows, columns], rtol=1e-15)
     np.testing.assert_allclose(mask.average_along(x_SLL), x_SLL @ m_LL.T, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(mask.spread_along(x_SLL), x_SLL @ m_LL, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(mask.average_down(x_SLL[0]), m_LL @ x_SLL[0], rtol=1e-12, atol=1e-14)
@@ -57,6 +60,24 @@ def test_matrix_is_filled_by_rows(rows_per_block):
     np.testing.assert_array_equal(averaging.matrix(lambda rows: expected[rows], LENGTH), expected)
     blocks = averaging.in_blocks(lambda rows: rows, LENGTH)
     assert [i for rows in blocks for i in range(rows.start, rows.stop)] == list(range(LENGTH))
+
+
+def test_memory_of_arrays_that_are_gone_is_used_again_and_of_living_ones_never():
+    with averaging.recycled():
+        first = averaging.empty((3, LENGTH))
+        view, place = first[1:], first.__array_interface__["data"][0]
+        first[:] = 1.0
+        del first
+        other = averaging.empty((3, LENGTH))  # the view still holds the first one's memory
+        other[:] = 2.0
+        assert np.all(view == 1.0)
+        del view
+        assert averaging.empty((LENGTH, 3)).__array_interface__["data"][0] == place  # of the same size
+        assert averaging.empty((3, LENGTH), complex).dtype == complex
+        kept = averaging.empty((3, LENGTH))
+        kept[:] = 3.0
+    averaging.matrix(lambda rows: np.zeros((len(range(*rows.indices(LENGTH))), LENGTH)), LENGTH)
+    assert np.all(kept == 3.0) and np.all(other == 2.0)
 
 
 def test_errors_in_a_block_are_raised(rows_per_block):
