@@ -22,7 +22,8 @@ def by_hand(decoder, tokens_L, switches, read):
     x_LD = decoder.embed(jnp.asarray(tokens_L), switches)
     strengths, matrices, first = [], [], []
     for n in range(config.layers):
-        skip = 1.0 if switches.residual is None else float(switches.residual)
+        branch = 1.0 if switches.alpha is None else float(switches.alpha)
+        skip = 1 - branch if switches.alpha is not None else 1.0 if switches.residual is None else float(switches.residual)
         kernels = {name: np.asarray(getattr(decoder.blocks.attention, name).kernel[...][n], np.float64)
                    for name in ("query", "key", "value", "out")}  # fmt: skip
         biases = {name: np.asarray(getattr(decoder.blocks.attention, name).bias[...][n], np.float64) for name in ("query", "key")}
@@ -42,7 +43,7 @@ def by_hand(decoder, tokens_L, switches, read):
             weights = np.exp(scores - scores.max(1, keepdims=True))
             attention += weights / weights.sum(1, keepdims=True) / config.heads
             values += h @ kernels["value"][:, theirs] @ kernels["out"][own]
-        hop, stay = attention @ np.sum(values**2, 1), skip**2 * np.sum(x**2, 1)
+        hop, stay = branch**2 * attention @ np.sum(values**2, 1), skip**2 * np.sum(x**2, 1)
         strengths.append((hop / (hop + stay))[read])
         share = np.sqrt(hop) / (np.sqrt(hop) + np.sqrt(stay))
         matrices.append(np.diag(1 - share) + share[:, None] * attention)
@@ -51,7 +52,7 @@ def by_hand(decoder, tokens_L, switches, read):
     return strengths, np.linalg.multi_dot(matrices[::-1])[read], first
 
 
-@pytest.mark.parametrize("switches, read", [(Switches(), -1), (Switches(residual=0.5), 7)], ids=["published", "residual"])
+@pytest.mark.parametrize("switches, read", [(Switches(), -1), (Switches(residual=0.5), 7), (Switches(alpha=0.3), -1)], ids=["published", "residual", "alpha"])
 def test_rollout_equals_explicit_matrices(switches, read):
     decoder = Decoder.at_birth(QWEN2, 0)
     measured = rollout.measure(decoder, TOKENS, switches, read=read)

@@ -605,8 +605,11 @@ def finite_width(config: Config, switches: Switches = Switches(), *, output: str
     κ_c = κ - 1/inner, ν = (E[h⁴]/E[h²]² - 1)/inner, ν' the same of h'. The embedding has V = 2/D; at `source` J is the
     identity, w = 1/D and the rest 0. The final norm is a branch without a skip that writes nothing.
 
-    With many positions hops average over them, so this is the size to expect, not a percent to correct by. What a
-    network without norms scatters at second order (about 1/D) is left out.
+    With many positions hops average over them, so this is the size to expect, not a percent to correct by. Where it is
+    not small (deep and narrow, a weak skip: width 64 with 24 layers, bias 0.6 at alpha 0.1 and 2.0 without residual) it is no
+    correction at all: at 2.0, 200 drawn networks had squares of mean 3.0 ±0.7 and median 0.3 of infinite width. What a
+    network without norms scatters is of second order and left out; it grows with depth: without residual and MLPs, at
+    width 64 and rank 32, the relative standard deviation of ‖J‖² was 0.3 with 6 layers and 1.6 with 24.
 
     Args:
       config, switches, output, source: as `predict` takes them.

@@ -69,8 +69,8 @@ def _operator(config, length, switches, source, read):
 def fit(profile_L: ArrayLike, config: Config, switches: Switches = Switches(), *, source: int = 0, read: int = -1) -> tuple[float, np.ndarray]:
     """The constant strength whose operator, times a scale, is nearest to a profile in log distance.
 
-    Minimises the root mean square over positions of the log ratio after the best scale, over a in (0, 1): the best that
-    one number can do. Positions where the profile is 0 are left out.
+    Minimises the root mean square over positions of the log ratio after the best scale, over a in (0, 1]: the best that
+    one number can do in that measure. Positions where the profile is 0 are left out.
 
     Args:
       profile_L: a measured profile up to the read-out, [L].
@@ -93,12 +93,14 @@ def fit(profile_L: ArrayLike, config: Config, switches: Switches = Switches(), *
         row_L = operator(np.full(config.layers - source, strength))
         return row_L, np.log(profile_L[seen_L]) - np.log(np.maximum(row_L[seen_L], 1e-300))
 
+    def misfit(strength):
+        return np.std(log_ratio(strength)[1])
+
     # A scan first: the misfit has two basins when both ends cannot be met at once.
-    spread = lambda logit: np.std(log_ratio(1 / (1 + np.exp(-logit)))[1])  # noqa: E731
-    grid = np.linspace(-9, 9, 73)
-    best = grid[np.argmin([spread(g) for g in grid])]
-    found = scipy.optimize.minimize_scalar(spread, bounds=(best - 0.25, best + 0.25), method="bounded",
-                                           options=dict(xatol=1e-6))  # fmt: skip
-    strength = 1 / (1 + np.exp(-found.x))
+    grid = np.linspace(-9, 9, 73)  # logits of the strength, which do not reach 1, all hops and no skip
+    best = grid[np.argmin([misfit(scipy.special.expit(g)) for g in grid])]
+    found = scipy.optimize.minimize_scalar(lambda logit: misfit(scipy.special.expit(logit)), bounds=(best - 0.25, best + 0.25),
+                                           method="bounded", options=dict(xatol=1e-6))  # fmt: skip
+    strength = min(float(scipy.special.expit(found.x)), 1.0, key=misfit)
     row_L, ratio = log_ratio(strength)
-    return float(strength), row_L * np.exp(ratio.mean())
+    return strength, row_L * np.exp(ratio.mean())

@@ -339,7 +339,7 @@ def test_a_linear_network_is_unbiased():
     np.testing.assert_allclose(kernel.finite_width(QWEN, Switches(norm=0.0, mlp=0.0)), (0.0, 0.0), atol=1e-9)
 
 
-def single_position(config, rng, seeds, skip, source, output):
+def single_position(config, rng, seeds, skip, branch, source, output):
     """‖J‖² of RMSNorm networks with drawn weights at one position: each array has a leading axis of seeds."""
     d, std, rank = config.width, config.init_std, config.kv_heads * config.head_dim
     shared = math.sqrt(config.heads / config.kv_heads) * std  # heads that share values add up in W_O
@@ -356,10 +356,10 @@ def single_position(config, rng, seeds, skip, source, output):
     for layer in range(config.layers):
         j = unit if layer == source else j
         h, dh = normed(x, j)
-        value, out = draw(rank, d), draw(d, rank, scale=shared)
+        value, out = draw(rank, d), draw(d, rank, scale=branch * shared)
         x, j = skip * x + out @ (value @ h), skip * j + out @ (value @ dh)
         h, dh = normed(x, j)
-        up, down = draw(config.inner, d), draw(d, config.inner, scale=config.residual_std)
+        up, down = draw(config.inner, d), draw(d, config.inner, scale=branch * config.residual_std)
         if config.family == "gpt2":
             x, j = skip * x + down @ gelu(up @ h), skip * j + down @ (gelu_slope(up @ h) * (up @ dh))
         else:
@@ -370,21 +370,27 @@ def single_position(config, rng, seeds, skip, source, output):
     return np.sum((normed(x, j)[1] if output == "hidden" else j) ** 2, axis=(1, 2))
 
 
-@pytest.mark.parametrize("family, inner, kv_heads, skip, source, output", [
-    ("qwen2", 96, 4, 1.0, 0, "hidden"), ("qwen2", 96, 1, 1.0, 0, "hidden"), ("qwen2", 24, 4, 0.0, 0, "hidden"),
-    ("qwen2", 96, 4, 1.0, 1, "hidden"), ("qwen2", 96, 4, 1.0, 0, "stream"), ("gpt2", 96, 4, 0.5, 0, "hidden"),
+@pytest.mark.parametrize("family, inner, kv_heads, weights, source, output", [
+    ("qwen2", 96, 4, dict(residual=1.0), 0, "hidden"), ("qwen2", 192, 2, dict(residual=1.0), 0, "hidden"),
+    ("qwen2", 192, 4, dict(residual=0.5), 0, "hidden"), ("qwen2", 96, 4, dict(alpha=0.3), 0, "hidden"),
+    ("qwen2", 96, 4, dict(residual=1.0), 1, "hidden"), ("qwen2", 96, 4, dict(residual=1.0), 0, "stream"),
+    ("gpt2", 96, 4, dict(alpha=0.3), 0, "hidden"), ("gpt2", 96, 4, dict(residual=0.5), 0, "hidden"),
 ])  # fmt: skip
-def test_finite_width_against_drawn_networks(family, inner, kv_heads, skip, source, output):
-    seeds = 1250
+def test_finite_width_against_drawn_networks(family, inner, kv_heads, weights, source, output):
+    seeds = 1500
     config = Config(family, layers=2, width=48, heads=4, kv_heads=kv_heads, head_dim=12, inner=inner, vocab=9,
                     max_length=9, norm_eps=1e-30, init_std=0.08)  # fmt: skip
-    switches = Switches(residual=skip) if family != "gpt2" else Switches(residual=skip, positions=0.0)
+    switches = Switches(**weights, **(dict(positions=0.0) if family == "gpt2" else {}))
+    branch = weights.get("alpha", 1.0)
+    skip = weights.get("residual", 1 - branch)
     rng = np.random.default_rng(1)
-    squares = np.concatenate([single_position(config, rng, 250, skip, source, output) for _ in range(seeds // 250)])
+    squares = np.concatenate([single_position(config, rng, 250, skip, branch, source, output) for _ in range(seeds // 250)])
     squares /= kernel.predict(config, 1, switches, source=source, output=output).influence_L[0] ** 2
     bias, variance = kernel.finite_width(config, switches, source=source, output=output)
     # Four standard errors, and what first order in 1/D leaves out: variance² of the mean, some of it of the scatter.
-    assert abs(np.mean(squares) - 1 - bias) < 4 * np.std(squares) / math.sqrt(seeds) + variance**2
+    allowed = 4 * np.std(squares) / math.sqrt(seeds) + variance**2
+    assert allowed < bias, "a network without a bias would pass"
+    assert abs(np.mean(squares) - 1 - bias) < allowed
     assert abs(np.std(np.log(squares)) / math.sqrt(variance) - 1) < 4 / math.sqrt(2 * seeds) + variance / 10
 
 
