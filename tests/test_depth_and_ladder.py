@@ -32,11 +32,11 @@ def middle_over_mean(profile_L):
 
 
 def test_depth(tmp_path):
-    content, printed = results("depth", "--layers=1,2 --alpha=0.4 --length=20 --seeds=3", tmp_path)
+    content, printed = results("depth", "--layers=2 --alpha=0.4 --length=20 --seeds=3", tmp_path)
     laws = dict(zip(content["series"], (dict(residual=0.0), dict(alpha=0.4), dict(residual=1.0))))
     assert ["no residual" in name for name in laws] == [True, False, False] and "0.4" in list(laws)[1] and "standard" in list(laws)[2]
     for name, weights in laws.items():
-        for i, layers in enumerate((1, 2)):
+        for i, layers in enumerate((2,)):
             config, switches = ladder.shape(64, layers, 20), lim.Switches(**weights)
             with jax.enable_x64(True):
                 profiles = [lim.influence(lim.Decoder.at_birth(config, seed, dtype=jnp.float64), lim.random_tokens(20, 20, seed), switches).influence_L
@@ -48,7 +48,7 @@ def test_depth(tmp_path):
             assert predicted == pytest.approx(middle_over_mean(kernel.predict(config, 20, switches).influence_L), rel=1e-9)
         np.testing.assert_allclose(content["strengths"][name][2], kernel.effective_strengths(config, 20, switches), rtol=1e-9)
         hops = [row.split()[-1] for row in printed.splitlines() if row.strip().startswith(name)]
-        assert float(hops[1]) == pytest.approx(np.sum(content["strengths"][name][2]), abs=6e-4)
+        assert float(hops[0]) == pytest.approx(np.sum(content["strengths"][name][2]), abs=6e-4)
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("depth.png", "strengths.png"))
 
 
@@ -59,14 +59,14 @@ def test_ladder(tmp_path):
     assert [row[0] for row in rows[:6]] == [f"{i} {rung.name}" for i, rung in enumerate(rungs, 1)]
     assert [row[0] for row in rows[6:]] == [f"{i} {rung.name}" for i, rung in enumerate(rungs, 1) if i > 1]
     for rung, kept, row in zip(rungs, content["rungs"], rows):
-        profiles_SL = np.array([rung.measure(8, seed) for seed in range(2 if rung.identity else 3)])
-        predicted_L, cv = rung.predict(8)
-        np.testing.assert_allclose(kept["profiles_SL"], profiles_SL, rtol=1e-5)
+        profiles_SL, (predicted_L, cv) = np.array(kept["profiles_SL"]), rung.predict(8)
+        if rung in (rungs[1], rungs[-1]):  # one compilation
+            np.testing.assert_allclose(profiles_SL, [rung.measure(8, seed) for seed in range(3)], rtol=1e-5)
         np.testing.assert_allclose(kept["predicted_L"], predicted_L, rtol=1e-9)
         ratio_L = np.log(np.sqrt(np.mean(profiles_SL**2, axis=0)) / predicted_L)
         square_SL = profiles_SL**2
         scatter = np.mean(np.sqrt(np.sum((square_SL - square_SL.mean(0)) ** 2, axis=0) / (len(square_SL) - 1)) / square_SL.mean(0))
-        assert int(row[1]) == len(profiles_SL)
+        assert int(row[1]) == len(profiles_SL) == (2 if rung.identity else 3)
         if rung.identity:  # the operator itself: float32's rounding, and no scatter
             assert max(abs(ratio_L)) < 1e-5 and float(row[5]) == 0
             continue

@@ -11,15 +11,15 @@ from lim.theory import cesaro, paper
 
 LENGTH, LAYERS, HEADS = 12, 3, 4
 CONFIG = Config("qwen2", layers=LAYERS, width=16, heads=HEADS, kv_heads=2, head_dim=4, inner=32, vocab=50, max_length=LENGTH)
-I, J = np.arange(LENGTH)[:, None], np.arange(LENGTH)
+BACK = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
 SEEN = np.tri(LENGTH)
 SLOPES = 2.0 ** -np.array([2, 4, 6, 8])  # ALiBi's of four heads
 AVERAGES = {  # switches of the mask → its weights, one matrix per head or per layer
     "causal": ({}, [SEEN]),
     "blended": (dict(causal=0.4), [np.where(SEEN > 0, 1.0, 0.6)]),
-    "window": (dict(window=3), [SEEN * (I - J < 3)]),
-    "prefix": (dict(window=3, prefix=2), [np.where(J < 2, 1.0, SEEN * (I - J < 3))]),
-    "alibi": (dict(alibi=0.7), [SEEN * np.exp(-0.7 * slope * np.abs(I - J)) for slope in SLOPES]),
+    "window": (dict(window=3), [SEEN * (BACK < 3)]),
+    "prefix": (dict(window=3, prefix=2), [np.where(np.arange(LENGTH) < 2, 1.0, SEEN * (BACK < 3))]),
+    "alibi": (dict(alibi=0.7), [SEEN * np.exp(-0.7 * slope * np.abs(BACK)) for slope in SLOPES]),
 }  # fmt: skip
 STRENGTHS = {
     "standard": ({}, [0.5] * 3),
@@ -45,7 +45,7 @@ def test_rows_of_products_of_matrices(mask, weights, source, read):
 def test_layers_act_in_their_order():
     """Masks that do not commute: which layer sees only its neighbours matters."""
     average = SEEN / SEEN.sum(1, keepdims=True)
-    near = SEEN * (I - J < 2)
+    near = SEEN * (BACK < 2)
     near = near / near.sum(1, keepdims=True)
     half = lambda m: (np.eye(LENGTH) + m) / 2  # noqa: E731
     found = paper.predict(CONFIG, LENGTH, Switches(window=(2, 99, 99)))
