@@ -372,7 +372,7 @@ def single_position(config, rng, seeds, skip, branch, source, output):
 
 @pytest.mark.parametrize("family, inner, kv_heads, weights, source, output", [
     ("qwen2", 96, 4, dict(residual=1.0), 0, "hidden"), ("qwen2", 192, 2, dict(residual=1.0), 0, "hidden"),
-    ("qwen2", 192, 4, dict(residual=0.5), 0, "hidden"), ("qwen2", 96, 4, dict(alpha=0.3), 0, "hidden"),
+    ("qwen2", 192, 4, dict(residual=0.7), 0, "hidden"), ("qwen2", 96, 4, dict(alpha=0.3), 0, "hidden"),
     ("qwen2", 96, 4, dict(residual=1.0), 1, "hidden"), ("qwen2", 96, 4, dict(residual=1.0), 0, "stream"),
     ("gpt2", 96, 4, dict(alpha=0.3), 0, "hidden"), ("gpt2", 96, 4, dict(residual=0.5), 0, "hidden"),
 ])  # fmt: skip
