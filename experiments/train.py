@@ -86,6 +86,8 @@ def read(args) -> tuple[Plan, lim.Decoder | None]:
     if args.weights and args.out and os.path.realpath(os.path.expanduser(args.weights)) == os.path.realpath(os.path.expanduser(args.out)):
         raise ValueError(f"--weights={args.weights}, --out={args.out}: are one folder; what is trained from these weights goes to another")
     tokenizer = args.tokenizer or (args.weights and checkpoint.tokenizer_of(args.weights))
+    if tokenizer == args.weights is not None and os.path.isdir(folder := os.path.realpath(os.path.expanduser(tokenizer))):
+        tokenizer = folder  # however it is spelled, and for whoever asks the training for its tokenizer from elsewhere
     if args.weights is not None:
         if also := cli.given(args, ("model", "layers", "width")):
             raise ValueError(f"--{', --'.join(also)}: --weights has a config of its own; leave out either")

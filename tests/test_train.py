@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import stand_ins
 import xarray as xr
 from absl import flags
 from absl.testing import flagsaver
 from flax import nnx
-from stand_ins import QuietDecoder
 
 import lim
 from experiments import cli, measure
@@ -114,7 +114,7 @@ print(json.dumps([trainer.update(*test_train.batch(step)).__dict__ for step in r
         np.testing.assert_allclose([seen["loss"], seen["gradient_norm"]], [whole.loss, whole.gradient_norm], rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [lim.Decoder, QuietDecoder])
+@pytest.mark.parametrize("kind", [lim.Decoder, stand_ins.QuietDecoder])
 def test_losses_updates_and_gradients_are_those_of_the_decoder_given_under_its_switches(kind, tmp_path):
     decoder, switches, (tokens_BT, weights_BL) = kind.at_birth(CONFIG.replace(init_std=0.3), 0), lim.Switches(residual=0.5), batch(0)
 
@@ -138,7 +138,7 @@ def test_losses_updates_and_gradients_are_those_of_the_decoder_given_under_its_s
     checkpoints.close()
     again = kind.from_pretrained(tmp_path)
     assert type(again) is kind and same(params_of(again), params_of(trainer.decoder))
-    other = QuietDecoder if kind is lim.Decoder else lim.Decoder
+    other = stand_ins.QuietDecoder if kind is lim.Decoder else lim.Decoder
     with pytest.raises(ValueError, match="holds another training: decoder is .*QuietDecoder"):
         other.from_pretrained(tmp_path)
 
@@ -414,6 +414,14 @@ def test_a_training_from_weights_is_known_by_the_weights(parsed, texts, tmp_path
         experiment.read(parsed(f"{texts} --weights={tmp_path}/one --out={tmp_path}/other/../one"))
     plan, decoder = experiment.read(parsed(texts))
     assert decoder is None and plan.about["weights"] is None and plan.config.vocab == 257
+
+
+def test_the_same_weights_at_another_spelling_are_the_same_training(parsed, texts, tmp_path, monkeypatch):
+    config = stand_ins.LLAMA | dict(vocab_size=300, max_position_embeddings=64)
+    folder = stand_ins.write_byte_tokenizer(stand_ins.written(tmp_path / "weights", config, stand_ins.tensors(config)))
+    monkeypatch.setattr(tokens, "separator", lambda tokenizer: 256)  # which this tokenizer does not name
+    one, other = (experiment.read(parsed(f"{texts} --weights={spelled}"))[0].about for spelled in (folder, folder / ".." / "weights"))
+    assert one == other and one["weights"].startswith("sha256:")
 
 
 def test_a_tokenizer_of_many_words_widens_the_default_model_alone(parsed, texts, tmp_path):
