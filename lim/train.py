@@ -134,7 +134,8 @@ class Trainer:
         if decoder is not None and decoder.config != config:
             raise ValueError(f"decoder: is of {decoder.config}, not of the config given, {config}")
         self.config, self.recipe, self.switches, self.step = config, recipe, switches.check(config), 0
-        self._kind, self._structure = (Decoder, graphdef(config)) if decoder is None else (type(decoder), nnx.split(decoder)[0])
+        self._kind = Decoder if decoder is None else type(decoder)
+        self._structure: nnx.GraphDef = graphdef(config) if decoder is None else nnx.split(decoder)[0]
         self._mesh = Mesh(np.array(devices), ("sequence",))
         self._everywhere = NamedSharding(self._mesh, PartitionSpec())
         if decoder is None:
