@@ -25,7 +25,7 @@ import lim
 from experiments import cli
 from lim import checkpoint, plot, profile, recall, tokens
 from lim.influence import default_chunk
-from lim.train import Recipe
+from lim.train import Recipe, rounded
 
 TRAINING = ("questions", "keys", "values", "layers", "width", "steps", "batch", "learning_rate", "evaluations")
 PAIRS, TEXT_PAIRS = 16, 100  # by default
@@ -45,7 +45,7 @@ def define_flags():
     cli.define("learning_rate", cli.real(0), 3e-3, "its peak")
     cli.define("evaluations", cli.integer(1), 24, "how often recall is measured along training")
     cli.define("held_out", cli.integer(1), 100, "held-out questions about each place, whenever recall is measured")
-    cli.define("seed", cli.integer(0), 0, "of weights, batches and questions; the first one with --compare")
+    cli.define("seed", cli.integer(0, 2**32 - 1), 0, "of weights, batches and questions; the first one with --compare")
     flags.DEFINE_enum("intervention", "none", list(recall.INTERVENTIONS),
                       "; ".join(f"{name}: {what}" for name, what in recall.INTERVENTIONS.items()))  # fmt: skip
     flags.DEFINE_bool("compare", False, "train under every intervention, over several seeds")
@@ -209,7 +209,7 @@ def stored(folder, key, run):
         return None
     try:
         result = json.loads(path.read_bytes())
-        ours = result["about"] == run.about()
+        ours = rounded(result["about"]) == rounded(run.about())
         values = {name: np.array(v, np.float64) if isinstance(v, list) else v for name, v in result["curve"].items()}
         curve = recall.Curve(**values) if ours else None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -223,7 +223,7 @@ MEASURES = {
     "first third": lambda curve: recall.thirds(curve.accuracy_SN[-1])[0],
     "middle third": lambda curve: recall.thirds(curve.accuracy_SN[-1])[1],
     "last third": lambda curve: recall.thirds(curve.accuracy_SN[-1])[2],
-    "lowest/ends": lambda curve: recall.valley(curve.accuracy_SN[-1]),
+    "middle/ends": lambda curve: recall.valley(curve.accuracy_SN[-1]),
     "loss": lambda curve: float(np.mean(curve.loss_SN[-1])),
     "middle along": lambda curve: recall.thirds(along(curve))[1],
     "middle half at": lambda curve: float(half_at(curve)[1]),
@@ -247,7 +247,7 @@ def show(folder, curves, skip_run):
     """Tables, sentences and the figure of a comparison."""
     measured = {name: {key: np.array([measure(c) for c in cs]) for key, measure in MEASURES.items()} for name, cs in curves.items()}
     seeds = len(curves["none"])
-    print(f"\nAt the end, over {seeds} seeds: mean accuracy by place, the lowest place over the mean of the two ends, mean loss in nats;\n"
+    print(f"\nAt the end, over {seeds} seeds: mean accuracy by thirds of the places, the middle third over the mean of the two end thirds, mean loss in nats;\n"
           "of the middle third, the mean accuracy along training and the step at which it reached one half (± half a 95 % Student interval)")  # fmt: skip
     print(cli.table(["intervention", *MEASURES], [[name, *(with_interval(v) for v in values.values())] for name, values in measured.items()]))
     print("\nDifference from plain training of the same seed (± half a 95 % Student interval over seeds)")
@@ -304,8 +304,8 @@ def verdict(name, differences):
         return ", ".join(changed) if changed else "no clear change"
 
     crosses = {1: "raises the middle", 0: "does not clearly change the middle", -1: "lowers the middle"}[signs.get("middle third", 0)]
-    depth = {1: " and makes the valley shallower", 0: "", -1: " and deepens the valley"}[signs.get("lowest/ends", 0)]
-    return (f"{name} {crosses}{depth}: {clear(['middle third', 'lowest/ends', 'middle along', 'middle half at'])}; "
+    depth = {1: " and makes the valley shallower", 0: "", -1: " and deepens the valley"}[signs.get("middle/ends", 0)]
+    return (f"{name} {crosses}{depth}: {clear(['middle third', 'middle/ends', 'middle along', 'middle half at'])}; "
             f"elsewhere: {clear(['first third', 'last third', 'loss'])}.")  # fmt: skip
 
 
@@ -325,9 +325,11 @@ def load(args):
         raise ValueError(f"--profiles={args.profiles}: allowed are 1 to {args.contexts}, the contexts")
     if under := checkpoint.switches_of(args.weights):
         raise ValueError(f"--weights={args.weights}: was trained under {', '.join(under)}; networks are asked as published")
+    tokenizer = checkpoint.tokenizer_of(args.weights)
     decoder = lim.Decoder.from_pretrained(args.weights)
-    encode = functools.partial(tokens.encode, tokenizer=args.weights, vocab=decoder.config.vocab)
-    contexts = [recall.text_context(encode, pairs, args.form, np.random.default_rng([args.seed, i])) for i in range(args.contexts)]
+    encode = functools.partial(tokens.encode, tokenizer=tokenizer, vocab=decoder.config.vocab)
+    decode = functools.partial(tokens.decode, tokenizer=tokenizer)
+    contexts = [recall.text_context(encode, decode, pairs, args.form, np.random.default_rng([args.seed, i])) for i in range(args.contexts)]
     places = np.round(np.linspace(0, pairs - 1, args.places)).astype(int)
     room = max(context.room(places) for context in contexts)
     if room > decoder.config.max_length:
@@ -354,7 +356,7 @@ def in_text(args, folder, decoder, contexts, places, room):
     median_N, error_N = profile.median_profile(np.array(profiles_WN), logs=True)
     print(f"\n{args.weights}, {len(contexts)} contexts of {len(median_N)} pairs, about {len(contexts[0].tokens_C)} tokens: recall by the place of the "
           "pair (95 % Wilson intervals; right:\nevery token of the answer is the likeliest), loss of the answer in nats, and the pair's influence on "
-          f"the final norm's output at the\nquestion's end (median over {args.profiles} prompts)")  # fmt: skip
+          f"the final norm's output at the\nquestion's end, whichever pair is asked (median over {args.profiles} prompts, each about one pair)")  # fmt: skip
     print(cli.table(["place", "accuracy", "from", "to", "first token", "loss", "influence"], [
         [n + 1, f"{found.accuracy_N[i]:.3f}", f"{low_P[i]:.3f}", f"{high_P[i]:.3f}", f"{first_PB[i].mean():.3f}",
          cli.number(found.loss_N[i], found.loss_se_N[i]), cli.number(median_N[n], error_N[n])] for i, n in enumerate(places)]))  # fmt: skip
@@ -364,7 +366,8 @@ def in_text(args, folder, decoder, contexts, places, room):
     panels = [plot.Panel("right answers", {"accuracy (band: 95 %)": (found.accuracy_N, low_P, high_P)}, ylim=(-0.02, 1.02), places=places),
               plot.Panel("loss of the answer, nats", {"loss (band: ± standard error)": (
                   found.loss_N, found.loss_N - found.loss_se_N, found.loss_N + found.loss_se_N)}, places=places),
-              plot.Panel("influence of the pair", {f"median of {args.profiles} prompts": (median_N, None, None)}, yscale="log", places=all_N)]  # fmt: skip
+              plot.Panel("influence of the pair, whichever is asked", {f"median of {args.profiles} prompts": (median_N, None, None)}, yscale="log",
+                         places=all_N)]  # fmt: skip
     plot.save(plot.place_figure(panels, title="Recall in text by place", caption=cli.command()), folder / "recall.png")
     return dict(places=places, recall=found, wilson=[low_P, high_P], right=right_PB, first_token=first_PB, loss=loss_PB, influence=profiles_WN)
 

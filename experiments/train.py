@@ -12,9 +12,11 @@ the same losses; a finished run is drawn again. `lim.open(OUT)` gives what was m
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import sys
 
+import jax
 import numpy as np
 from absl import flags
 from tensorboardX import SummaryWriter
@@ -23,6 +25,7 @@ import lim
 from experiments import cli
 from lim import checkpoint, plot, profile, store, tokens, train, watch
 from lim.influence import default_chunk
+from lim.model import params_of
 from lim.theory import averaging
 
 DECIDE = ("model", "layers", "width", "weights", "text", "tokenizer", "length", "steps", "batch", "accumulate", "learning_rate",
@@ -46,7 +49,7 @@ def define_flags():
     cli.define("learning_rate", cli.real(0), RECIPE.learning_rate, "at its peak, behind a linear warm-up; then a cosine down to a tenth")
     cli.define("warmup", cli.real(0, 1), RECIPE.warmup, "share of the steps until the peak")
     cli.define("weight_decay", cli.real(0), RECIPE.weight_decay, "of kernels and embeddings")
-    cli.define("clip", cli.real(0), RECIPE.clip, "largest norm of a gradient")
+    cli.define("clip", lambda text: math.inf if text == "inf" else cli.real(0)(text), RECIPE.clip, "largest norm of a gradient; inf for none")
     cli.define("seed", cli.integer(0), 0, "of weights and of the order of windows")
     cli.define("windows", cli.integer(2), 8, "held-out windows that are measured, with beginnings of documents in them where there are")
     cli.define("measurements", cli.integer(2, 10_000), 10, "steps at which influence is measured, the first and the last among them")
@@ -74,13 +77,17 @@ class Plan:
     about: dict
 
 
-def read(args) -> Plan:
-    """The plan of the flags.
+def read(args) -> tuple[Plan, lim.Decoder | None]:
+    """The plan of the flags, and the network of --weights.
 
     Raises:
       ValueError: names the flag or file, its value and what is allowed.
     """
+    if args.weights and args.out and os.path.realpath(os.path.expanduser(args.weights)) == os.path.realpath(os.path.expanduser(args.out)):
+        raise ValueError(f"--weights={args.weights}, --out={args.out}: are one folder; what is trained from these weights goes to another")
     tokenizer = args.tokenizer or (args.weights and checkpoint.tokenizer_of(args.weights))
+    if tokenizer == args.weights is not None and os.path.isdir(folder := os.path.realpath(os.path.expanduser(tokenizer))):
+        tokenizer = folder  # however it is spelled, and for whoever asks the training for its tokenizer from elsewhere
     if args.weights is not None:
         if also := cli.given(args, ("model", "layers", "width")):
             raise ValueError(f"--{', --'.join(also)}: --weights has a config of its own; leave out either")
@@ -93,6 +100,8 @@ def read(args) -> Plan:
         config = config.replace(max_length=max(config.max_length, args.length), **sizes)
         if tokenizer is None:
             config = config.replace(vocab=tokens.BYTES + 1)
+        elif not cli.given(args, ("model",)):
+            config = config.replace(vocab=max(config.vocab, tokens.vocabulary(tokenizer)))
     recipe = train.Recipe(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Recipe) if field.name in args})
     chosen = cli.switches_of(args, args.weights)
     switches = lim.Switches(**chosen)
@@ -114,10 +123,19 @@ def read(args) -> Plan:
     tokens.Reader(packed.ids, args.length, args.batch)  # refuses a text that is too short
     watch.boundary_windows(evaluated, args.length, args.windows)
     digest = hashlib.sha256(packed.ids.tobytes() + evaluated.ids.tobytes()).hexdigest()
+    decoder = None if args.weights is None else lim.Decoder.from_pretrained(args.weights)
     about = dict(config=dataclasses.asdict(config), recipe=dataclasses.asdict(recipe), text=digest, tokenizer=tokenizer, length=args.length,
-                 weights=args.weights,
-                 switches=chosen, windows=args.windows, measured=sorted(measured), probes=args.probes)  # fmt: skip
-    return Plan(config, recipe, switches, packed, evaluated, held_out, tokens.separator(tokenizer), json.loads(json.dumps(about)))
+                 weights=None if decoder is None else digest_of(decoder), switches=chosen, windows=args.windows,
+                 measured=sorted(measured), probes=args.probes)  # fmt: skip
+    return Plan(config, recipe, switches, packed, evaluated, held_out, tokens.separator(tokenizer), json.loads(json.dumps(about))), decoder
+
+
+def digest_of(decoder):
+    """What tells these weights from others, wherever they lie: a hash of every one, by its place."""
+    said = hashlib.sha256()
+    for path, values in jax.tree_util.tree_leaves_with_path(params_of(decoder)):
+        said.update(f"{jax.tree_util.keystr(path)} {values.dtype} {values.shape}".encode() + np.asarray(values).tobytes())
+    return f"sha256:{said.hexdigest()}"
 
 
 def even_windows(ids, length):
@@ -161,21 +179,27 @@ class Log:
         self.events.close()
 
 
-def run(plan, args, folder, lines, attributes):
+def run(plan, args, folder, trainer, lines, attributes):
     """Trains, measures and saves until all is done; returns the number of updates it has then, fewer if it was stopped."""
     with cli.refusing():  # what an earlier run left may be damaged
         checkpoints = train.Checkpoints(folder, args.keep)
-        decoder = None if args.weights is None else lim.Decoder.from_pretrained(args.weights)
-        trainer = train.Trainer(plan.config, plan.recipe, switches=plan.switches, decoder=decoder)
-        del decoder
         checkpoints.restore(trainer, plan.about)
-        reader = tokens.Reader(plan.packed.ids, args.length, args.batch, plan.recipe.seed)
         seen = watch.Watch(folder, steps=plan.about["measured"], windows_WT=watch.boundary_windows(plan.held_out, args.length, args.windows),
                            separator=plan.separator, layers=plan.config.layers, spec=plan.about, attributes=attributes)  # fmt: skip
+    log = Log(folder, lines, trainer.step)
+    try:
+        return updated(plan, args, trainer, checkpoints, seen, log)
+    finally:  # however it ends: the newest checkpoint may still be on its way to the disk
+        log.close()
+        checkpoints.close()
+
+
+def updated(plan, args, trainer, checkpoints, seen, log):
+    """The updates of `run`, from where the trainer stands."""
+    reader = tokens.Reader(plan.packed.ids, args.length, args.batch, plan.recipe.seed)
     held_out_WT, every = even_windows(plan.held_out.ids, args.length), args.save_every or -(-plan.recipe.steps // 10)
     weights_BL = np.ones((args.batch, args.length), np.float32)
     per_update, first = args.batch * args.length, trainer.step
-    log = Log(folder, lines, trainer.step)
     bar = cli.progress(total=plan.recipe.steps * per_update, initial=trainer.step * per_update, unit="tok", unit_scale=True)
     with bar, cli.stopping() as stop:
         while True:
@@ -197,8 +221,6 @@ def run(plan, args, folder, lines, attributes):
             log.write(**dataclasses.asdict(update))
             bar.set_description(f"step {update.step}, loss {update.loss:.3f}", refresh=False)
             bar.update(per_update)
-    log.close()
-    checkpoints.close()
     return trainer.step
 
 
@@ -216,11 +238,12 @@ def show(ds, plan, folder):
         except ValueError:
             effect = "–"
         rows.append([step, f"{at.loss.mean().item() * bits:.3f}", s.shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
-                     f"{at.first_token.mean().item():.3f}", effect])  # fmt: skip
+                     f"{at.first_token.mean().item():.3g}", effect])  # fmt: skip
     length = ds.sizes["position"]
     level = uniform_level(plan, length)
-    print(f"\nMedian over {ds.sizes['window']} held-out windows (± standard error over windows); first-token mass: attention of the second half,")
-    print(f"mean over layers ({level:.4f} if attention is uniform); boundary: largest |d| behind a document's beginning")
+    print(f"\nOver {ds.sizes['window']} held-out windows: means of bits/byte and first-token mass, medians of first/middle and last/middle (± standard")
+    print(f"error over windows). First-token mass: attention of the second half, mean over layers ({level:.3g} if attention is uniform);")
+    print("boundary: largest |d| at or behind the separator (+0) of two documents")
     print(cli.table(["step", "bits/byte", "shape", "first/middle", "last/middle", "first-token mass", "boundary d"], rows))
     texts = [text.encode() for text in plan.held_out_texts]
     joined = b"\n".join(texts)
@@ -235,8 +258,11 @@ def show(ds, plan, folder):
 def uniform_level(plan, length):
     """Attention on the first token, mean over heads and the second half, if it is uniform over what the mask admits."""
     said = {name: value for name in ("causal", "window", "prefix", "alibi") if (value := getattr(plan.switches, name)) is not None}
-    rows = slice(length // 2, length)
-    return np.mean([mask.block(rows, slice(0, 1)).mean() for mask in averaging.masks(length, **said, heads=plan.config.heads)])
+    rows, each = slice(length // 2, length), averaging.masks(length, **said, heads=plan.config.heads)
+    firsts_NR1 = np.ones((len(each), length - length // 2, 1))
+    for mask, first_R1 in zip(each, firsts_NR1):
+        mask.weigh(first_R1, rows, slice(0, 1))
+    return firsts_NR1.mean()
 
 
 def change(ds):
@@ -266,8 +292,8 @@ def draw(ds, peaks, folder, level):
         ds.layer.values, sinks, levels={"uniform attention": level}, xlabel="layer", ylabel="attention mass on the first token", yscale="log",
         caption=cli.command()), path))  # fmt: skip
     if steps[-1] in peaks:
-        shown = {f"step {step}": (peaks[step].aligned_O, peaks[step].spread_O) for step in (steps[0], steps[-1]) if step in peaks}
-        shown["shuffled"] = (peaks[steps[-1]].shuffled_O, None)
+        shown = {f"step {step}": (peaks[step].aligned_O, None) for step in (steps[0], steps[-1]) if step in peaks}
+        shown["shuffled (band: ± its spread)"] = (peaks[steps[-1]].shuffled_O, peaks[steps[-1]].spread_O)
         cli.put(folder, "boundaries.png", lambda path: plot.save(plot.lines_figure(
             peaks[steps[-1]].offsets_O, shown, levels={}, xlabel="tokens behind the separator of two documents",
             ylabel="ln influence above its running median", caption=cli.command()), path))  # fmt: skip
@@ -277,11 +303,13 @@ def draw(ds, peaks, folder, level):
 
 def main(args):
     with cli.refusing():
-        plan = read(args)
+        plan, decoder = read(args)
         folder = cli.output_folder(args.out or os.path.join("runs", "train", cli.slug(cli.given(args, DECIDE))))
-        if not args.resume:
-            train.remove(folder)
         lim.check_compiler(args.length * default_chunk(plan.config, args.length, args.probes), plan.config.width)
+        trainer = train.Trainer(plan.config, plan.recipe, switches=plan.switches, decoder=decoder)
+        del decoder  # it has copied the weights
+        if not args.resume:  # all that could be refused is past
+            train.remove(folder)
         attributes = dict(flags=cli.flag_values(args), provenance=cli.provenance())
         lines = Log.read(folder) if args.resume else []
         if (folder / store.TRAINING / "done").exists():  # refused here, before any work, if it is of another training
@@ -289,7 +317,7 @@ def main(args):
     print(f"{plan.config.family}, {plan.config.layers} layers, width {plan.config.width}: {len(plan.packed.ids):,} tokens to train on, "
           f"{len(plan.held_out.ids):,} held out, {plan.recipe.steps * args.batch * args.length:,} to be read")  # fmt: skip
     try:
-        reached = run(plan, args, folder, lines, attributes)
+        reached = run(plan, args, folder, trainer, lines, attributes)
     except FloatingPointError as error:
         sys.exit(f"{cli.command_name()}: {error}; checkpoints up to then are kept in {folder}")
     show(lim.open(folder).load(), plan, folder)

@@ -16,12 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
 from lim import train
 from lim.config import Config
-from lim.model import Decoder, birth_params, from_params
+from lim.model import Decoder, from_params, params_of
 
 # Hugging Face's name, without its prefix and with {} for the layer -> the place in the Decoder. GPT-2 keeps its
 # projections as [in, out], as NNX does; torch's Linear is [out, in], marked .T. Fused tensors split in equal parts of
@@ -75,7 +76,7 @@ _HUB_FILES = ["config.json", "model.safetensors", "model-*.safetensors", _INDEX,
 _CONVERT = 'AutoModelForCausalLM.from_pretrained("OLD").save_pretrained("NEW") of transformers writes one'
 
 
-def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32) -> Decoder:
+def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32, kind: type[Decoder] = Decoder) -> Decoder:
     """The Decoder of a Hugging Face checkpoint of family gpt2, qwen2 or llama, or of a training's folder (see `lim.train`).
 
     A training's network is to be measured under `Switches(**switches_of(source))`.
@@ -91,6 +92,8 @@ def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32) -> Decoder:
         Decoder computes in float32 all the same, so a bfloat16 checkpoint kept as such gives its numbers in half the
         memory.
 
+      kind: the class of the Decoder, where it is a subclass, with exactly the weights that the files hold.
+
     Raises:
       ValueError: source cannot be had; its config.json is not implemented; or the files do not hold exactly the
         config's weights. Then the message has a line for every tensor that is missing, extra, there twice, misshapen,
@@ -101,11 +104,14 @@ def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32) -> Decoder:
         raise ValueError(f"dtype={dtype.name}: allowed are {', '.join(_DTYPES)}")
     folder = _folder(source)
     if train.about(folder) is not None:
-        return train.trained(folder)
+        decoder = train.trained(folder, kind)
+        nnx.update(decoder, jax.tree.map(lambda v: v.astype(dtype), params_of(decoder)))
+        return decoder
     config = Config.from_hf(folder)
     try:
-        leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: birth_params(config, jax.random.key(0))))
-        stacks = {".".join(key.key for key in path): np.empty(leaf.shape, dtype) for path, leaf in leaves}
+        structure, shapes = nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))
+        leaves, tree = jax.tree_util.tree_flatten_with_path(nnx.as_pure(shapes))
+        stacks = {".".join(str(key.key) for key in path): np.empty(leaf.shape, dtype) for path, leaf in leaves}
     except (MemoryError, OverflowError, TypeError, ValueError) as error:  # of numpy and JAX, on sizes beyond all measure
         raise ValueError(f"{folder}: config.json asks for weights that do not fit into memory: {error}") from None
 
@@ -116,7 +122,7 @@ def load(source: str | os.PathLike, dtype: DTypeLike = jnp.float32) -> Decoder:
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise ValueError(f"{folder}: cannot be loaded ({count}):" + "".join(f"\n  {printable(fault)}" for fault in faults))
     arrays = [jnp.asarray(stacks.pop(place)) for place in list(stacks)]  # popped: held no longer than needed
-    return from_params(config, jax.tree.unflatten(tree, arrays))
+    return from_params(structure, jax.tree.unflatten(tree, arrays))
 
 
 def config_of(source: str | os.PathLike) -> Config:
@@ -250,6 +256,8 @@ def _fill(stacks, config, tensors):
         if not wrong:
             good.add(short)
     faults += [f"{name} is missing" for name in sorted(needed - set(found))]
+    known = {name.removesuffix(".T") for names in _NAMES[config.family].values() for name in names.split()}
+    faults += [f"{place} of the Decoder has no tensor in checkpoints of {config.family}" for place in sorted(set(stacks) - known)]
     if config.tied and {head, embedding} <= good and not np.array_equal(slots[head][0], slots[embedding][0]):
         faults.append(f"{found[head]} differs from {found[embedding]}, but config.json ties them (tie_word_embeddings)")
     return faults

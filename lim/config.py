@@ -173,6 +173,8 @@ def _from_hf(hf: dict, where: str) -> Config:
     if family not in FAMILIES:
         raise ValueError(f"{where}: model_type={family!r}: allowed are {', '.join(FAMILIES)}")
     faults = []
+    if hf.get("quantization_config") is not None:
+        faults.append("quantization_config: quantised weights are not implemented")
 
     def get(key, *default):
         value = hf.get(key)
@@ -202,14 +204,13 @@ def _from_hf(hf: dict, where: str) -> Config:
         require("hidden_act", ("silu", "swish"), "silu")
         require("mlp_bias", (False,), False)
         require("attention_bias", (False,), False)
-        layer_types = get("layer_types", [])
-        layer_types = layer_types if isinstance(layer_types, list) else [layer_types]
-        if get("use_sliding_window", False) or any(kind != "full_attention" for kind in layer_types):
-            faults.append("sliding-window attention is not implemented (use_sliding_window, layer_types)")
+        layers = get("num_hidden_layers")
+        if _slides(hf, layers):
+            faults.append("sliding-window attention is not implemented (use_sliding_window, max_window_layers, layer_types)")
         width, heads = get("hidden_size"), get("num_attention_heads")
-        # Absent, it means `heads` in llama, but another number in qwen2.
-        kv_heads = get("num_key_value_heads", heads) if family == "llama" else get("num_key_value_heads")
-        sizes = dict(layers=get("num_hidden_layers"), width=width, heads=heads, kv_heads=kv_heads,
+        # null means `heads`; absent, it does so in llama, but is another number in qwen2.
+        kv_heads = get("num_key_value_heads", heads) if family == "llama" or "num_key_value_heads" in hf else get("num_key_value_heads")
+        sizes = dict(layers=layers, width=width, heads=heads, kv_heads=kv_heads,
                      inner=get("intermediate_size"),
                      vocab=get("vocab_size"), max_length=get("max_position_embeddings"), norm_eps=get("rms_norm_eps"),
                      rope_theta=_rope_theta(hf, faults), tied=get("tie_word_embeddings", False))  # fmt: skip
@@ -228,8 +229,18 @@ def _from_hf(hf: dict, where: str) -> Config:
         raise ValueError(f"{where}: {error}") from None
 
 
+def _slides(hf: dict, layers: Any) -> bool:
+    """Whether any layer has a sliding window: as `layer_types` says, else those from `max_window_layers` (by default 28) on."""
+    if (kinds := hf.get("layer_types")) is not None:
+        return not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+    if not hf.get("use_sliding_window") or hf.get("sliding_window", 4096) is None:
+        return False
+    first = hf.get("max_window_layers", 28)
+    return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)
+
+
 def _rope_theta(hf: dict, faults: list) -> float:
-    """RoPE's base from `rope_theta` (transformers ≤ 4) or `rope_parameters` (≥ 5); a scaled RoPE is a fault."""
+    """RoPE's base from `rope_theta` (transformers ≤ 4) or `rope_parameters` (≥ 5), 10,000 where both are silent; a scaled RoPE is a fault."""
     places = [hf, *(hf[key] for key in ("rope_parameters", "rope_scaling") if hf.get(key) is not None)]
     if not all(isinstance(place, dict) for place in places):
         faults.append("rope_parameters or rope_scaling is not an object")
@@ -241,8 +252,7 @@ def _rope_theta(hf: dict, faults: list) -> float:
         faults.append("partial_rotary_factor is not implemented")
     thetas = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
     if not thetas:
-        faults.append("rope_theta is missing (looked in rope_theta and rope_parameters)")
-        return 1.0
+        return 10_000.0
     if any(theta != thetas[0] for theta in thetas):
         faults.append(f"rope_theta has several values: {', '.join(map(repr, thetas))}")
     theta = thetas[0]

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from lim.attention import Array
 from lim.config import Config
-from lim.model import Decoder, check_length
+from lim.model import Decoder, checked_tokens, random_key
 from lim.switches import Switches
 
 OUTPUTS = ("hidden", "stream", "logits", "loss", "top_probability")
@@ -72,7 +72,7 @@ def influence(decoder: Decoder, tokens_L: ArrayLike, switches: Switches = Switch
       target: for "loss", the token to predict; by default the one that follows `read` in `tokens_L`.
       probes: None pulls back every entry of the output (exact); a number pulls back that many random orthonormal
         directions, scaled so that influence² is unbiased. With as many probes as entries it is exact again.
-      seed: chooses the probes.
+      seed: chooses the probes; an integer from 0 to 2³² - 1.
       chunk: cotangents pulled back side by side; by default as many as memory and cache like.
       precision: of matrix products on accelerators, as `jax.default_matmul_precision`. CPUs always use float32.
 
@@ -103,7 +103,9 @@ def influence(decoder: Decoder, tokens_L: ArrayLike, switches: Switches = Switch
         if read == length - 1:
             raise ValueError("target=None: the loss at the last position needs the token that follows it")
         target = int(tokens_L[read + 1])
-    target = checked_index("target", 0 if target is None else target, config.vocab)
+    target = 0 if target is None else target
+    if isinstance(target, bool) or not isinstance(target, (int, np.integer)) or not 0 <= target < config.vocab:
+        raise ValueError(f"target={target!r}: allowed are 0 to {config.vocab - 1}, the token ids")
     rows = entries(config, output)
     if probes is not None and not (isinstance(probes, (int, np.integer)) and 2 <= probes <= rows):
         if rows > 1:
@@ -119,7 +121,7 @@ def influence(decoder: Decoder, tokens_L: ArrayLike, switches: Switches = Switch
     for unit in (LARGE, 1.0):
         with jax.default_matmul_precision(precision):
             moments = squared_influence(structure, nnx.as_pure(state), switches, tokens_L, read, target,
-                                        jax.random.key(seed), unit, output=output, source=source, rows=rows,
+                                        random_key(seed), unit, output=output, source=source, rows=rows,
                                         probes=probes, chunk=chunk)  # fmt: skip
         scale_L, mean_L, m2_L = (np.asarray(moment, np.float64) for moment in moments)
         if np.all(np.isfinite([scale_L, mean_L, m2_L])):
@@ -235,22 +237,6 @@ def available_memory() -> int:
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return psutil.virtual_memory().available
-
-
-def checked_tokens(tokens_L: ArrayLike, config: Config) -> np.ndarray:
-    """Token ids of one sequence as int32, or a ValueError that says what is wrong with them."""
-    try:
-        ids_L = np.asarray(tokens_L)
-        integral = np.issubdtype(ids_L.dtype, np.integer)
-    except (TypeError, ValueError):
-        integral = False
-    if not integral or ids_L.ndim != 1 or not len(ids_L):
-        raise ValueError("tokens: must be one sequence of integer token ids, [L], with L at least 1")
-    if ids_L.min() < 0 or ids_L.max() >= config.vocab:
-        bad = ids_L[(ids_L < 0) | (ids_L >= config.vocab)][0]
-        raise ValueError(f"tokens hold the id {bad}: allowed are 0 to {config.vocab - 1}")
-    check_length(config, len(ids_L))
-    return ids_L.astype(np.int32)
 
 
 def checked_index(name: str, value: int, size: int) -> int:

@@ -13,9 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 
 from lim.attention import KEPT, Array, attend
 from lim.config import Config
@@ -202,16 +204,19 @@ class Decoder(nnx.Module):
 
         float64 needs `jax.config.update("jax_enable_x64", True)`; its draws then are those of float32, and the network
         computes in float64: for profiles that span more than float32's 38 decades.
+
+        Raises:
+          ValueError: the seed is not an integer from 0 to 2³² - 1.
         """
-        params = birth_params(config, jax.random.key(seed), cls)
-        return from_params(config, jax.tree.map(lambda v: v.astype(dtype), params), cls)
+        params = birth_params(config, random_key(seed), cls)
+        return from_params(_structure(config, cls), jax.tree.map(lambda v: v.astype(dtype), params))
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike) -> "Decoder":
-        """A Decoder with the weights of a Hugging Face folder or hub id; see `lim.checkpoint.load`."""
+        """A Decoder, of the subclass that is asked, with the weights of a Hugging Face folder or hub id; see `lim.checkpoint.load`."""
         from lim import checkpoint  # it imports this module
 
-        return checkpoint.load(source)
+        return checkpoint.load(source, kind=cls)
 
     def embed(self, tokens_L: Array, switches: Switches = Switches()) -> jax.Array:
         """The stream that enters the first block, [L, D]: token embedding, plus learned positions for gpt2."""
@@ -266,9 +271,13 @@ class Decoder(nnx.Module):
         """Logits of the next token at every position, [L, V], of one sequence of token ids, [L].
 
         Raises:
-          ValueError: a switch or the length does not suit this model.
+          ValueError: a switch or the length does not suit this model, or an id is none of its vocabulary (which shows
+            where the ids are numbers, not under `jax.jit`).
         """
-        check_length(self.config, len(tokens_L))
+        if isinstance(tokens_L, jax.core.Tracer):
+            check_length(self.config, len(tokens_L))
+        else:
+            tokens_L = checked_tokens(tokens_L, self.config)
         switches = switches.check(self.config)
         return self.logits(self.hidden(self.stream(self.embed(tokens_L, switches), switches), switches))
 
@@ -286,10 +295,52 @@ def check_length(config: Config, length: int) -> None:
         raise ValueError(f"length={length}: {config.family}'s table holds {config.max_length} positions (max_length)")
 
 
+def checked_ids(ids: ArrayLike, config: Config) -> np.ndarray:
+    """Token ids as int32, of any shape, or a ValueError: the compiler would take the nearest row for an id that has none."""
+    ids = np.asarray(ids)
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"tokens hold {ids.dtype}: must be integer token ids")
+    bad = ids[(ids < 0) | (ids >= config.vocab)]
+    if bad.size:
+        raise ValueError(f"tokens hold the id {bad[0]}: allowed are 0 to {config.vocab - 1}")
+    return ids.astype(np.int32)
+
+
+def checked_tokens(tokens_L: ArrayLike, config: Config) -> np.ndarray:
+    """Token ids of one sequence as int32, or a ValueError that says what is wrong with them."""
+    try:
+        ids_L = np.asarray(tokens_L)
+        integral = np.issubdtype(ids_L.dtype, np.integer)
+    except (TypeError, ValueError):
+        integral = False
+    if not integral or ids_L.ndim != 1 or not len(ids_L):
+        raise ValueError("tokens: must be one sequence of integer token ids, [L], with L at least 1")
+    check_length(config, len(ids_L))
+    return checked_ids(ids_L, config)
+
+
+def random_key(seed: int) -> jax.Array:
+    """The random key of a seed, which JAX would take modulo 2³².
+
+    Raises:
+      ValueError: the seed is not an integer from 0 to 2³² - 1.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r}: must be an integer from 0 to {2**32 - 1}")
+    return jax.random.key(seed)
+
+
+def _structure(config, kind):
+    return nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))[0]
+
+
 @functools.cache
 def graphdef(config: Config) -> nnx.GraphDef:
-    """The Decoder's structure without weights: `nnx.merge(graphdef(config), params)` inside a jitted function."""
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[0]
+    """The published Decoder's structure without weights: `nnx.merge(graphdef(config), params)` inside a jitted function.
+
+    Whoever is given a decoder, which may be a subclass, takes `nnx.split(decoder)[0]`.
+    """
+    return _structure(config, Decoder)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -298,13 +349,13 @@ def birth_params(config: Config, key: jax.Array, kind: type[Decoder] = Decoder) 
     return params_of(kind(config, nnx.Rngs(key)))
 
 
-def from_params(config: Config, params: nnx.State, kind: type[Decoder] = Decoder) -> Decoder:
-    """A Decoder, or a subclass of it, with these weights, a tree as `birth_params` makes it.
+def from_params(structure: nnx.GraphDef, params: nnx.State) -> Decoder:
+    """The Decoder of this structure with these weights, a tree as `birth_params` makes it.
 
-    Not `nnx.merge`, whose reference cycles keep the weights until the garbage collector happens to come by: over seeds of
-    a large model, gigabytes.
+    Not `nnx.merge` alone, whose reference cycles keep the weights until the garbage collector happens to come by: over
+    seeds of a large model, gigabytes.
     """
-    decoder = nnx.eval_shape(lambda: kind(config, nnx.Rngs(0)))
+    decoder = nnx.merge(structure, jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), params))
     nnx.update(decoder, params)
     return decoder
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from lim import files, ladder
 from lim.config import Config
-from lim.model import Decoder, check_length, graphdef, params_of
+from lim.model import Decoder, check_length
 from lim.switches import Switches
 from lim.theory import kernel
 from lim.train import Checkpoints, Recipe, Trainer
@@ -178,17 +178,17 @@ def evaluate(decoder: Decoder, task: Task, count: int = 128, switches: Switches 
     An answer is right if no other token, key or value, is likelier.
     """
     tokens_NBT, targets_NB = task.held_out(count)
-    config = decoder.config
-    loss_B, right_B = _answers(params_of(decoder), switches.check(config), tokens_NBT.reshape(-1, tokens_NBT.shape[-1]),
-                               targets_NB.ravel(), config=config)  # fmt: skip
+    structure, state = nnx.split(decoder)
+    loss_B, right_B = _answers(structure, nnx.as_pure(state), switches.check(decoder.config), tokens_NBT.reshape(-1, tokens_NBT.shape[-1]),
+                               targets_NB.ravel())  # fmt: skip
     return Recall.of(np.asarray(right_B).reshape(targets_NB.shape), np.asarray(loss_B).reshape(targets_NB.shape))
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@functools.partial(jax.jit, static_argnames="structure")
 @jax.default_matmul_precision("highest")
-def _answers(params, switches, tokens_BT, targets_B, *, config):
+def _answers(structure, params, switches, tokens_BT, targets_B):
     """-ln p of each target as the token that follows, and whether it is the likeliest."""
-    decoder = nnx.merge(graphdef(config), params)
+    decoder = nnx.merge(structure, params)
 
     def one(sequence):
         tokens_T, target = sequence
@@ -452,10 +452,14 @@ def thirds(values_N: ArrayLike) -> tuple[float, ...]:
     return tuple(float(np.mean(part)) for part in np.array_split(np.asarray(values_N, np.float64), 3))
 
 
-def valley(values_N: np.ndarray) -> float:
-    """The lowest place over the mean of the two ends; NaN where the ends are 0. Noise lowers the lowest."""
-    ends = (values_N[0] + values_N[-1]) / 2
-    return float(np.min(values_N) / ends) if ends else math.nan
+def valley(values_N: ArrayLike) -> float:
+    """The middle third over the mean of the two end thirds; NaN where these are 0.
+
+    Not the lowest place over the ends: the lowest of many is lowered by noise, and the more the fewer answers are right.
+    """
+    first, middle, last = thirds(values_N)
+    ends = (first + last) / 2
+    return middle / ends if ends else math.nan
 
 
 def t_interval(values_S: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
@@ -507,16 +511,21 @@ def _eights(parts, places):
     return 8 * math.ceil(max(len(parts[n]) for n in places) / 8)
 
 
-def text_context(encode: Callable[[str], ArrayLike], pairs: int, form: str, rng: np.random.Generator) -> TextContext:
+def text_context(encode: Callable[[str], ArrayLike], decode: Callable[[np.ndarray], str], pairs: int, form: str,
+                 rng: np.random.Generator) -> TextContext:  # fmt: skip
     """A random context of distinct keys and values, after `TEMPLATE`.
 
     Each piece is encoded by itself and the ids are joined, so that a key and a value have the same ids wherever they stand.
 
     Args:
-      encode: a text's token ids.
+      encode: a text's token ids; decode: the text of token ids.
       pairs: N.
       form: of keys and values, one of `FORMS`.
       rng: a numpy Generator.
+
+    Raises:
+      ValueError: there is no such form, or too few numbers for so many pairs; or the joined ids are of another text, as
+        where a tokenizer puts a blank before every piece.
     """
     words = _words(form, 2 * pairs, rng)
     keys, values = words[:pairs], words[pairs:]
@@ -530,7 +539,13 @@ def text_context(encode: Callable[[str], ArrayLike], pairs: int, form: str, rng:
         ends.append(sum(map(len, pieces)))
     starts = [len(pieces[0]), *ends[:-1]]
     questions = [np.concatenate([line_end, ids]) for ids in key_ids]
-    return TextContext(np.concatenate(pieces), np.stack([starts, ends], axis=1), questions, answers)
+    context = TextContext(np.concatenate(pieces), np.stack([starts, ends], axis=1), questions, answers)
+    meant = HEADER + "".join(f"{key}: {value}\n" for key, value in zip(keys, values)) + f"\n{keys[0]}: {values[0]}"
+    if (said := decode(np.concatenate([context.prompt(0), answers[0]]))) != meant:
+        at = len(os.path.commonprefix([said, meant]))
+        raise ValueError(f"encode: pieces encoded by themselves read {said[max(0, at - 9) : at + 9]!r} where the template has "
+                         f"{meant[max(0, at - 9) : at + 9]!r}: this tokenizer cannot ask the question as it is written")  # fmt: skip
+    return context
 
 
 def _words(form, count, rng):
@@ -560,8 +575,7 @@ def ask(decoder: Decoder, context: TextContext, places: Sequence[int] | np.ndarr
     Raises:
       ValueError: the room is too small, or larger than the model's position table.
     """
-    config = decoder.config
-    check_length(config, buffer)
+    check_length(decoder.config, buffer)
     parts = [np.concatenate([context.questions[n], context.answers[n]]) for n in places]
     start, room = len(context.tokens_C), context.room(places)
     if room > buffer:
@@ -571,22 +585,23 @@ def ask(decoder: Decoder, context: TextContext, places: Sequence[int] | np.ndarr
     parts_PM = np.stack([np.pad(part, (0, room - start - len(part))) for part in parts])
     asked_P = np.array([len(context.questions[n]) for n in places])
     lengths_P = [len(context.answers[n]) for n in places]
-    scored = _ask(params_of(decoder), tokens_B, start, parts_PM, asked_P, answer=_eights(context.answers, places), config=config)
+    structure, state = nnx.split(decoder)
+    scored = _ask(structure, nnx.as_pure(state), tokens_B, start, parts_PM, asked_P, answer=_eights(context.answers, places))
     each = [(right_A[:length].all(), right_A[0], loss_A[:length].sum(dtype=np.float64))
             for loss_A, right_A, length in zip(*map(np.asarray, scored), lengths_P)]  # fmt: skip
     right_P, first_P, loss_P = map(np.array, zip(*each))
     return right_P, first_P, loss_P
 
 
-@functools.partial(jax.jit, static_argnames=("answer", "config"))
+@functools.partial(jax.jit, static_argnames=("structure", "answer"))
 @jax.default_matmul_precision("highest")
-def _ask(params, context_B, start, parts_PM, asked_P, *, answer, config):
+def _ask(structure, params, context_B, start, parts_PM, asked_P, *, answer):
     """-ln p of `answer` tokens of each part from its token `asked` on, behind `start` tokens of context, and whether each is likeliest.
 
     Block by block the context goes through once, and each part's rows with the context's stream before them: what the
     buffer holds from `start` on lies in a causal row's future until the part is laid over it.
     """
-    decoder, published = nnx.merge(graphdef(config), params), Switches()
+    decoder, published = nnx.merge(structure, params), Switches()
     rows_M = start + jnp.arange(parts_PM.shape[1])
 
     def laid(over, part):

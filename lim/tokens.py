@@ -90,6 +90,19 @@ def encode(text: str, tokenizer: str | os.PathLike | None, vocab: int) -> np.nda
     return ids.astype(np.int32)
 
 
+def decode(ids: ArrayLike, tokenizer: str | os.PathLike | None) -> str:
+    """The text of token ids, as they stand, special tokens and blanks included; arguments and errors as `encode`."""
+    ids = np.asarray(ids)
+    if tokenizer is None:
+        return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+    return _tokenizer(os.fspath(tokenizer)).decode(ids.tolist(), clean_up_tokenization_spaces=False)
+
+
+def vocabulary(tokenizer: str | os.PathLike) -> int:
+    """How many ids a tokenizer gives, special ones included; argument and errors as `encode`."""
+    return len(_tokenizer(os.fspath(tokenizer)))
+
+
 @functools.lru_cache(1)  # whoever encodes piece by piece loads it once
 def _tokenizer(source):
     folder = os.path.expanduser(source)

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike
 
 from lim.attention import Array
 from lim.config import Config
-from lim.model import Decoder, birth_params, from_params, graphdef, params_of
+from lim.model import Decoder, birth_params, checked_ids, from_params, graphdef, params_of
 from lim.store import TRAINING
 from lim.switches import Switches
 
@@ -47,8 +47,8 @@ class Recipe:
       accumulate: parts that a batch is pulled back in, one after the other, to save memory; a divisor of `batch`.
       learning_rate: its peak. `warmup` is the share of steps until there, `final` the share of the peak at the end.
       weight_decay: of products' kernels and embeddings; biases and norms have none.
-      clip: largest global norm of a gradient.
-      seed: of the initial weights, where none are given.
+      clip: largest global norm of a gradient, above 0; `math.inf` clips none.
+      seed: of the initial weights, where none are given; at most 2³² - 1.
 
     Raises:
       ValueError: names the field, its value and what is allowed.
@@ -73,6 +73,10 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
                 raise ValueError(f"{name}={value!r}: must be a number of at least 0" + (f", at most {high}" if high == 1 else ""))
+        if self.clip == 0:
+            raise ValueError(f"clip={self.clip!r}: must be a number above 0, or inf for none: 0 would train nothing")
+        if self.seed >= 2**32:
+            raise ValueError(f"seed={self.seed}: must be at most {2**32 - 1}")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate}: must divide batch={self.batch}")
 
@@ -117,24 +121,33 @@ class Trainer:
         """Starts at birth, or from the weights of `decoder`.
 
         Args:
+          decoder: of this config; a subclass is trained as what it is. Weights that it keeps in fewer bits are trained in
+            float32, where small updates are not lost.
           devices: those that share each batch; by default all of them.
 
         Raises:
-          ValueError: a switch does not suit the config, or the devices cannot share the batch evenly.
+          ValueError: a switch does not suit the config, the decoder has another one, or the devices cannot share the batch evenly.
         """
         devices = jax.devices() if devices is None else devices
         if recipe.batch // recipe.accumulate % len(devices):
             raise ValueError(f"batch={recipe.batch}, accumulate={recipe.accumulate}: parts must divide among {len(devices)} devices")
+        if decoder is not None and decoder.config != config:
+            raise ValueError(f"decoder: is of {decoder.config}, not of the config given, {config}")
         self.config, self.recipe, self.switches, self.step = config, recipe, switches.check(config), 0
+        self._kind = Decoder if decoder is None else type(decoder)
+        self._structure: nnx.GraphDef = graphdef(config) if decoder is None else nnx.split(decoder)[0]
         self._mesh = Mesh(np.array(devices), ("sequence",))
         self._everywhere = NamedSharding(self._mesh, PartitionSpec())
-        params = birth_params(config, jax.random.key(recipe.seed)) if decoder is None else jax.tree.map(jnp.copy, params_of(decoder))
+        if decoder is None:
+            params = birth_params(config, jax.random.key(recipe.seed))
+        else:
+            params = jax.tree.map(lambda v: jnp.array(v, jnp.promote_types(v.dtype, jnp.float32)), params_of(decoder))  # a copy
         self._state = jax.device_put(dict(params=params, optimizer=recipe.optimizer().init(params)), self._everywhere)
 
     @property
     def decoder(self) -> Decoder:
         """The network as it is now, a copy: updates reuse the memory of the weights they replace."""
-        return from_params(self.config, jax.tree.map(jnp.copy, self._state["params"]))
+        return from_params(self._structure, jax.tree.map(jnp.copy, self._state["params"]))
 
     def update(self, tokens_BT: ArrayLike, weights_BL: ArrayLike) -> Step:
         """One update.
@@ -144,18 +157,23 @@ class Trainer:
           weights_BL: how much each predicted token counts, at least 0; the loss is their weighted mean.
 
         Raises:
+          ValueError: an id is none of the vocabulary.
           FloatingPointError: the loss or the gradient is not finite; the state is then of no use.
         """
         parts = (self.recipe.accumulate, self.recipe.batch // self.recipe.accumulate)
         over_parts = NamedSharding(self._mesh, PartitionSpec(None, "sequence"))
         batch = [jax.device_put(array.reshape(*parts, -1), over_parts)
-                 for array in (np.asarray(tokens_BT, np.int32), np.asarray(weights_BL, np.float32))]  # fmt: skip
-        self._state, loss, norm = _update(self._state, self.switches, *batch, recipe=self.recipe, config=self.config, mesh=self._mesh)
+                 for array in (checked_ids(tokens_BT, self.config), np.asarray(weights_BL, np.float32))]  # fmt: skip
+        self._state, loss, norm = _update(self._structure, self._state, self.switches, *batch, recipe=self.recipe, mesh=self._mesh)
         loss, norm = float(loss), float(norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FloatingPointError(f"step {self.step + 1}: loss {loss}, gradient norm {norm}: lower the learning rate")
         self.step += 1
         return Step(self.step, loss, norm, float(self.recipe.schedule()(self.step - 1)))
+
+    def named(self, about: Mapping[str, Any]) -> dict:
+        """What a training was given, and the name of its Decoder where it is a subclass: only that one can read its weights."""
+        return dict(about) if self._kind is Decoder else dict(about, decoder=f"{self._kind.__module__}.{self._kind.__qualname__}")
 
     def tree(self) -> dict:
         """All that a checkpoint needs, as a tree of arrays."""
@@ -167,14 +185,14 @@ class Trainer:
         self._state = jax.device_put({name: tree[name] for name in ("params", "optimizer")}, self._everywhere)
 
 
-@functools.partial(jax.jit, static_argnames=("recipe", "config", "mesh"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("structure", "recipe", "mesh"), donate_argnames="state")
 @jax.default_matmul_precision("highest")
-def _update(state, switches, tokens_ABT, weights_ABL, *, recipe, config, mesh):
+def _update(structure, state, switches, tokens_ABT, weights_ABL, *, recipe, mesh):
     """The state after one update, the loss and the gradient's norm."""
 
     def of_a_device(params, switches, tokens_ABT, weights_ABL):
         def weighted(params, tokens_BT, weights_BL):
-            return jnp.sum(weights_BL * token_losses(params, switches, tokens_BT, config=config)), weights_BL.sum()
+            return jnp.sum(weights_BL * token_losses(structure, params, switches, tokens_BT)), weights_BL.sum()
 
         def add_part(total, part):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(weighted, has_aux=True)(params, *part)), None
@@ -190,21 +208,24 @@ def _update(state, switches, tokens_ABT, weights_ABL, *, recipe, config, mesh):
     return dict(params=optax.apply_updates(state["params"], change), optimizer=optimizer), loss, optax.tree.norm(gradient)
 
 
-def token_losses(params: nnx.State, switches: Switches, tokens_BT: Array, *, config: Config) -> jax.Array:
+def token_losses(structure: nnx.GraphDef, params: nnx.State, switches: Switches, tokens_BT: Array) -> jax.Array:
     """-ln p of every token but the first, given those before it: [B, L] in nats; pure, for `jit` and `grad`."""
-    decoder = nnx.merge(graphdef(config), params)
+    decoder = nnx.merge(structure, params)
     logits_BLV = jax.vmap(lambda tokens_L: decoder(tokens_L, switches))(tokens_BT[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BT[:, 1:])
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@functools.partial(jax.jit, static_argnames="structure")
 @jax.default_matmul_precision("highest")
-def embedding_gradients(params: nnx.State, switches: Switches, tokens_BT: Array, *, config: Config) -> jax.Array:
+def embedding_gradients(structure: nnx.GraphDef, params: nnx.State, switches: Switches, tokens_BT: Array) -> jax.Array:
     """‖∂ loss / ∂ x_j‖ per sequence and position, [B, L]: the loss is a sequence's mean, x_j the stream into the first block.
 
     How hard training pulls at what enters at position j.
+
+    Args:
+      structure, params: as `lim.influence.squared_influence` takes them.
     """
-    decoder = nnx.merge(graphdef(config), params)
+    decoder = nnx.merge(structure, params)
 
     def loss(x_LD, targets_L):
         logits_LV = decoder.logits(decoder.hidden(decoder.stream(x_LD, switches), switches))
@@ -216,10 +237,10 @@ def embedding_gradients(params: nnx.State, switches: Switches, tokens_BT: Array,
     return jax.lax.map(one, tokens_BT)
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@functools.partial(jax.jit, static_argnames="structure")
 @jax.default_matmul_precision("highest")
-def _losses(params, switches, tokens_BT, *, config):
-    return jax.lax.map(lambda tokens_T: token_losses(params, switches, tokens_T[None], config=config)[0], tokens_BT)
+def _losses(structure, params, switches, tokens_BT):
+    return jax.lax.map(lambda tokens_T: token_losses(structure, params, switches, tokens_T[None])[0], tokens_BT)
 
 
 def losses(decoder: Decoder, tokens_BT: ArrayLike, switches: Switches = Switches()) -> np.ndarray:
@@ -228,9 +249,13 @@ def losses(decoder: Decoder, tokens_BT: ArrayLike, switches: Switches = Switches
     Args:
       decoder: a `lim.Decoder`.
       tokens_BT: token ids of sequences of one length, [B, L + 1].
+
+    Raises:
+      ValueError: a switch or the length does not suit the model, or an id is none of its vocabulary.
     """
     config = decoder.config
-    return np.asarray(_losses(params_of(decoder), switches.check(config), np.asarray(tokens_BT, np.int32), config=config), np.float64)
+    structure, state = nnx.split(decoder)
+    return np.asarray(_losses(structure, nnx.as_pure(state), switches.check(config), checked_ids(tokens_BT, config)), np.float64)
 
 
 @contextlib.contextmanager
@@ -272,7 +297,7 @@ class Checkpoints:
 
     def save(self, trainer: Trainer, loss: float, about: dict) -> None:
         """Writes in the background a checkpoint of this held-out loss; `about`, JSON, is what `restore` compares."""
-        args = ocp.args.Composite(state=ocp.args.StandardSave(trainer.tree()), about=ocp.args.JsonSave(about))
+        args = ocp.args.Composite(state=ocp.args.StandardSave(trainer.tree()), about=ocp.args.JsonSave(trainer.named(about)))
         self._manager.save(trainer.step, args=args, metrics=dict(loss=float(loss)))
 
     def restore(self, trainer: Trainer, about: dict) -> bool:
@@ -284,7 +309,7 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             return False
-        there = self._restored(step, about=ocp.args.JsonRestore())["about"]
+        there, about = map(rounded, (self._restored(step, about=ocp.args.JsonRestore())["about"], trainer.named(about)))
         differ = [f"{name} is {there.get(name)} there, {about.get(name)} here" for name in there | about if there.get(name) != about.get(name)]
         if differ:
             raise ValueError(f"{self._manager.directory.parent}: holds another training: {'; '.join(differ)}")
@@ -306,6 +331,15 @@ class Checkpoints:
         self._manager.close()
 
 
+def rounded(about: Any) -> Any:
+    """JSON whose numbers have 12 significant digits: the last bit of another CPU makes no other training."""
+    if isinstance(about, dict):
+        return {name: rounded(value) for name, value in about.items()}
+    if isinstance(about, list):
+        return [rounded(value) for value in about]
+    return float(f"{about:.12g}") if isinstance(about, float) else about
+
+
 def remove(folder: str | os.PathLike) -> None:
     """Removes a training's checkpoints and measurements from a folder, if there are any."""
     for name in (CHECKPOINTS, TRAINING):
@@ -315,7 +349,7 @@ def remove(folder: str | os.PathLike) -> None:
 def about(folder: str | os.PathLike) -> dict | None:
     """What the training in a folder was given: config, recipe, tokenizer and all that decides its numbers; None if there is none."""
     path = pathlib.Path(folder).expanduser().resolve() / CHECKPOINTS
-    if not path.is_dir():
+    if not any(path.glob("*/about")):  # folders of that name are of others, too
         return None
     with _readable(path), ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
         if (step := manager.latest_step()) is None:
@@ -323,16 +357,20 @@ def about(folder: str | os.PathLike) -> dict | None:
         return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
 
 
-def trained(folder: str | os.PathLike) -> Decoder:
+def trained(folder: str | os.PathLike, kind: type[Decoder] = Decoder) -> Decoder:
     """The network of the latest checkpoint of the training in a folder.
 
+    Args:
+      kind: the class that was trained.
+
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or it is of another class.
     """
     if (said := about(folder)) is None:
         raise ValueError(f"{folder}: holds no training's checkpoint")
     config = Config(**said["config"])
-    trainer = Trainer(config, dataclasses.replace(Recipe(**said["recipe"]), batch=1, accumulate=1), devices=jax.devices()[:1])
-    if not Checkpoints(folder).restore(trainer, said):
+    trainer = Trainer(config, dataclasses.replace(Recipe(**said["recipe"]), batch=1, accumulate=1), decoder=None if kind is Decoder else kind.at_birth(config),
+                      devices=jax.devices()[:1])  # fmt: skip
+    if not Checkpoints(folder).restore(trainer, {name: value for name, value in said.items() if name != "decoder"}):
         raise ValueError(f"{folder}: holds no training's checkpoint")
     return trainer.decoder

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
+from flax import nnx
 from numpy.typing import ArrayLike
 
 from lim import profile, rollout, store, train
 from lim.influence import influence
-from lim.model import Decoder, params_of
+from lim.model import Decoder
 from lim.switches import Switches
 from lim.tokens import Packed
 
@@ -109,10 +110,11 @@ class Watch:
           switches: those it is trained under.
           probes: as in `lim.influence`.
         """
-        config, inputs_WL = decoder.config, self.windows_WT[:, :-1]
+        inputs_WL = self.windows_WT[:, :-1]
         measured = [influence(decoder, tokens_L, switches, probes=probes) for tokens_L in inputs_WL]
         rolled = [rollout.measure(decoder, tokens_L, switches) for tokens_L in inputs_WL]
-        gradient_WL = train.embedding_gradients(params_of(decoder), switches.check(config), self.windows_WT, config=config)
+        structure, state = nnx.split(decoder)
+        gradient_WL = train.embedding_gradients(structure, nnx.as_pure(state), switches.check(decoder.config), self.windows_WT)
         influence_WL = np.stack([m.influence_L for m in measured])
         values = dict(
             influence=influence_WL, stderr=np.stack([m.stderr_L for m in measured]),

@@ -1,9 +1,13 @@
-"""What tests put in place of things from outside: Hugging Face checkpoints, a tokenizer."""
+"""What tests put in place of things from outside: Hugging Face checkpoints, a tokenizer, an architecture of one's own."""
 
 import json
 
 import numpy as np
 from safetensors.numpy import save_file
+
+import lim
+from lim.attention import attend
+from lim.model import Block, attention_switches
 
 D, F, V, P, N, E = 6, 10, 9, 7, 3, 2  # width, inner, vocabulary, positions, heads, head width
 GPT2 = dict(model_type="gpt2", n_layer=2, n_embd=D, n_head=N, n_inner=F, vocab_size=V, n_positions=P,
@@ -82,6 +86,21 @@ def write_byte_tokenizer(folder):
 
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: n for n, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer, tokenizer.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder
+
+
+class Quiet(Block):
+    """Attention writes a tenth of what it does."""
+
+    def __call__(self, x_LD, switches, rows_Q=None):
+        q, k, v = self.attention.queries_keys_values(self.attention_input(x_LD, switches), switches, rows_Q)
+        x_QD = x_LD if rows_Q is None else x_LD[rows_Q]
+        mixed = attend(q, k, v, rows_Q, **attention_switches(switches))
+        x_QD = (x_QD if switches.residual is None else switches.residual * x_QD) + 0.1 * self.attention.out(mixed.reshape(len(x_QD), -1))
+        return x_QD + self.mlp(self.mlp_norm(x_QD))
+
+
+class QuietDecoder(lim.Decoder):
+    Block = Quiet

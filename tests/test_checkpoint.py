@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 from stand_ins import GPT2, LLAMA, QWEN2, D, E, F, N, P, V, tensors, written
 
 from lim import checkpoint
@@ -95,6 +96,26 @@ def test_from_pretrained(tmp_path):
     folder = written(tmp_path, GPT2, tensors(GPT2))
     got, same = leaves(Decoder.from_pretrained(str(folder))), leaves(checkpoint.load(folder))
     assert all(np.array_equal(got[name], same[name]) for name in same)
+
+
+class Other(Decoder):
+    """A Decoder of one's own, of the published weights."""
+
+
+class More(Decoder):
+    """One with a weight that no checkpoint holds."""
+
+    def __init__(self, config, rngs):
+        super().__init__(config, rngs)
+        self.gain = nnx.Param(jnp.ones(3))
+
+
+def test_a_subclass_reads_a_checkpoint_as_itself(tmp_path):
+    folder = written(tmp_path, LLAMA, tensors(LLAMA))
+    got, same = Other.from_pretrained(folder), leaves(checkpoint.load(folder))
+    assert type(got) is Other and all(np.array_equal(leaves(got)[name], same[name]) for name in same)
+    with pytest.raises(ValueError, match=r"\(1 fault\):\n  gain of the Decoder has no tensor in checkpoints of llama$"):
+        More.from_pretrained(folder)
 
 
 def test_buffers_of_old_releases_are_no_weights(tmp_path):

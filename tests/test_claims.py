@@ -240,7 +240,7 @@ def test_a_training_is_measured_from_birth_and_goes_on_where_it_was_stopped(tmp_
     size_L = lambda decoder, tokens_L: np.linalg.norm(decoder.embed(tokens_L), axis=1)  # noqa: E731
     monkeypatch.setattr(watch, "influence", lambda decoder, tokens_L, *_, **__: Influence(x := size_L(decoder, tokens_L), 0 * x, 2, False, 2))
     monkeypatch.setattr(watch.rollout, "measure", lambda *given: Rollout(np.ones(2), x := size_L(*given[:2]), x[:2]))
-    monkeypatch.setattr(watch.train, "embedding_gradients", lambda params, switches, tokens_BT, config: tokens_BT[:, 1:])
+    monkeypatch.setattr(watch.train, "embedding_gradients", lambda structure, params, switches, tokens_BT: tokens_BT[:, 1:])
     whole, stopped = (claims.Lab(tiny, 0, tmp_path / name) for name in ("whole", "stopped"))
     expected = outside.OUTSIDE["training"](whole)["0"]()
     assert expected["step"].tolist() == [0, 2] and np.all(expected["done"]) and expected["influence"].shape == (2, 3, 20)

@@ -92,8 +92,6 @@ def test_rope_theta_is_read_wherever_it_stands():
     assert theta(rope_theta=None, rope_parameters={"rope_theta": 5e5}) == 5e5
     assert theta(rope_theta=5e5, rope_parameters={"rope_type": "default", "rope_theta": 5e5}) == 5e5
     assert theta(rope_theta=3.0, rope_scaling={"type": "default"}) == 3.0
-    assert "rope_theta is missing" in refusal(changed(LLAMA, rope_theta=...))
-    assert "rope_theta is missing" in refusal(changed(LLAMA, rope_theta=..., rope_parameters={"rope_type": "default"}))
     both = dict(rope_theta=1e4, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     assert "rope_theta has several values: 10000.0, 500000.0" in refusal(changed(LLAMA, **both))
 
@@ -116,7 +114,9 @@ def test_scaled_rope_is_refused(scaling):
     (GPT2, dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
     (GPT2, dict(add_cross_attention=True), "add_cross_attention=True"),
     (QWEN2, dict(hidden_act="gelu"), "hidden_act='gelu'"),
-    (QWEN2, dict(use_sliding_window=True), "sliding-window"),
+    (QWEN2, dict(use_sliding_window=True, max_window_layers=23), "sliding-window"),
+    (LLAMA, dict(use_sliding_window=True), "sliding-window"),
+    (LLAMA, dict(quantization_config=dict(quant_method="gptq")), "quantization_config: quantised weights are not implemented"),
     (QWEN2, dict(layer_types=["full_attention"] * 23 + ["sliding_attention"]), "sliding-window"),
     (QWEN2, dict(layer_types=3), "sliding-window"),
     (QWEN2, dict(num_key_value_heads=...), "num_key_value_heads is missing"),
@@ -155,9 +155,9 @@ def test_sizes_have_no_default(config, key):
 
 
 def test_all_faults_are_listed():
-    faults = dict(hidden_act="relu", mlp_bias=True, rope_theta=..., vocab_size=..., rms_norm_eps=...)
+    faults = dict(hidden_act="relu", mlp_bias=True, vocab_size=..., rms_norm_eps=...)
     message = refusal(changed(LLAMA, **faults))
-    for word in ("hidden_act='relu'", "mlp_bias=True", "rope_theta is", "vocab_size is", "rms_norm_eps is"):
+    for word in ("hidden_act='relu'", "mlp_bias=True", "vocab_size is", "rms_norm_eps is"):
         assert word in message
 
 
@@ -172,6 +172,23 @@ def test_defaults_are_those_of_the_family():
     gpt2 = Config.from_hf(changed(GPT2, n_inner=100, head_dim=32))  # transformers' GPT-2 has no head_dim
     assert (gpt2.inner, gpt2.head_dim) == (100, 64)
     assert Config.from_hf(changed(GPT2, n_inner=None)).inner == 3072
+
+
+@pytest.mark.parametrize("config, kind, changes", [
+    (LLAMA, "LlamaConfig", dict(rope_theta=...)),
+    (QWEN2, "Qwen2Config", dict(rope_theta=...)),
+    (LLAMA, "LlamaConfig", dict(rope_theta=..., rope_parameters={"rope_type": "default"})),
+    (QWEN2, "Qwen2Config", dict(num_key_value_heads=None)),
+    (QWEN2, "Qwen2Config", dict(use_sliding_window=True)),
+    (QWEN2, "Qwen2Config", dict(use_sliding_window=True, max_window_layers=1, sliding_window=None)),
+    (QWEN2, "Qwen2Config", dict(use_sliding_window=True, max_window_layers=1, layer_types=["full_attention"] * 24)),
+])  # fmt: skip
+def test_what_is_silent_or_null_is_read_as_transformers_reads_it(config, kind, changes):
+    ours = Config.from_hf(changed(config, **changes))
+    theirs = getattr(transformers, kind).from_dict(changed(config, **changes))
+    assert ours.kv_heads == theirs.num_key_value_heads and set(getattr(theirs, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    theta = theirs.rope_parameters["rope_theta"] if hasattr(theirs, "rope_parameters") else theirs.rope_theta
+    assert ours.rope_theta == theta
 
 
 @settings(max_examples=300, deadline=None)

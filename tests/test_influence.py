@@ -188,6 +188,8 @@ def test_a_network_of_one_position_has_one_influence():
         (dict(chunk=0), r"chunk=0: must be a positive integer"),
         (dict(output="loss"), r"target=None: the loss at the last position needs"),
         (dict(output="loss", target=37), r"target=37: allowed are 0 to 36"),
+        (dict(output="loss", target=-5), r"target=-5: allowed are 0 to 36"),
+        (dict(probes=2, seed=2**32), r"seed=4294967296: must be an integer from 0 to 4294967295"),
         (dict(switches=Switches(residual=-1.0)), r"residual=-1.0: allowed are numbers of at least 0"),
         (dict(tokens_L=[37]), r"tokens hold the id 37: allowed are 0 to 36"),
         (dict(tokens_L=[]), r"tokens: must be one sequence"),

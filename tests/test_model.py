@@ -228,7 +228,10 @@ def test_rung_1_under_every_mask(mask):
         squares_L = squares_L + 4 * np.linalg.matrix_power(0.5 * np.eye(64) + m_LL, 3)[-1] ** 2
     np.testing.assert_allclose(measured, np.sqrt(squares_L), rtol=1e-5)
     each = averaging.masks(64, heads=3, **mask)  # and so says the theory's own
-    row_L = np.sqrt(sum(12 / len(each) * np.linalg.matrix_power(0.5 * np.eye(64) + m.block(slice(0, 64), slice(0, 64)), 3)[-1] ** 2 for m in each))
+    m_NLL = np.ones((len(each), 64, 64))
+    for mask, m_LL in zip(each, m_NLL):
+        mask.weigh(m_LL, slice(0, 64), slice(0, 64))
+    row_L = np.sqrt(sum(12 / len(each) * np.linalg.matrix_power(0.5 * np.eye(64) + m_LL, 3)[-1] ** 2 for m_LL in m_NLL))
     np.testing.assert_allclose(row_L, np.sqrt(squares_L), rtol=1e-12)
 
 
@@ -321,6 +324,18 @@ def test_a_decoder_that_is_gone_leaves_no_weights_behind():
         assert len(jax.live_arrays()) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, True, 1.5])
+def test_seeds_that_jax_would_take_for_another(seed):
+    with pytest.raises(ValueError, match=f"^seed={seed}: must be an integer from 0 to 4294967295$"):
+        Decoder.at_birth(QWEN2, seed)
+
+
+@pytest.mark.parametrize("bad", [-1, 37])
+def test_ids_that_the_compiler_would_clamp(bad):
+    with pytest.raises(ValueError, match=f"^tokens hold the id {bad}: allowed are 0 to 36$"):
+        birth(QWEN2)(jnp.array([0, bad, 36]))
 
 
 def test_a_length_beyond_the_position_table_is_refused():

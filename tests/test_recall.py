@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from stand_ins import QuietDecoder
 
 import lim
+from experiments import cli
+from experiments import recall as command
 from lim import plot, recall
 from lim.theory import kernel
-from lim.train import Recipe
+from lim.train import Checkpoints, Recipe, losses
 
 TASK = recall.Task(pairs=4, questions=2, keys=6, values=5, seed=3)
 CONFIG = lim.Config("qwen2", layers=1, width=16, heads=2, kv_heads=1, head_dim=8, inner=32, vocab=TASK.vocab, max_length=32, init_std=0.3)
@@ -93,8 +96,9 @@ def test_a_task_refuses(field, value, allowed):
 # ---- evaluation ----
 
 
-def test_evaluation_against_whole_logits():
-    decoder = lim.Decoder.at_birth(CONFIG, 1)
+@pytest.mark.parametrize("kind", [lim.Decoder, QuietDecoder])
+def test_evaluation_against_whole_logits(kind):
+    decoder = kind.at_birth(CONFIG, 1)
     switches = lim.Switches(residual=0.5)
     found = recall.evaluate(decoder, TASK, 70, switches)  # not a multiple of what is evaluated side by side
     tokens_NBT, targets_NB = TASK.held_out(70)
@@ -245,6 +249,29 @@ def test_a_small_task_is_learned_and_a_killed_training_goes_on_to_the_same_curve
         recall.train(EASY, CONFIG, RECIPE, recall.Intervention(), tmp_path / "other")
 
 
+def test_every_part_of_an_intervention_reaches_the_training(tmp_path, monkeypatch):
+    """The batches, the switches and the evaluations, as the intervention has them and as they would not be without it."""
+    task, seen = recall.Task(pairs=6, questions=3, keys=6, values=5), []
+    config = CONFIG.replace(layers=2, vocab=task.vocab)
+    chosen = recall.Intervention("all", np.arange(1.0, 7) / 3.5, recall.NARROW, recall.WIDENED, lim.Switches(residual=np.array([0.5, 2.0])))
+    update = recall.Trainer.update
+    monkeypatch.setattr(recall.Trainer, "update", lambda self, *batch: seen.append((batch, self.switches, update(self, *batch))) or seen[-1][2])
+    curve = recall.train(task, config, Recipe(steps=4, batch=3), chosen, tmp_path, evaluations=1, count=4)
+    for step, ((tokens_BT, weights_BL), switches, _) in enumerate(seen):
+        expected = task.batch(step, 3, chosen.window(task, step / 4), chosen.weights_N)
+        np.testing.assert_array_equal(tokens_BT, expected[0])
+        np.testing.assert_array_equal(weights_BL, expected[1])
+        np.testing.assert_array_equal(switches.residual, [0.5, 2.0])
+    plain = task.batch(0, 3)
+    assert len(seen) == 4 and not np.array_equal(seen[0][0][0], plain[0]) and set(seen[-1][0][1][0]) - {0.0, 1.0}
+    decoder = lim.Decoder.at_birth(config, task.seed)
+    (tokens_BT, weights_BL), _, first = seen[0]
+    for switches, agrees in ((chosen.switches, True), (lim.Switches(), False)):
+        loss = np.average(losses(decoder, tokens_BT, switches), weights=weights_BL)
+        assert (abs(first.loss / loss - 1) < 1e-4) == agrees
+        assert np.allclose(curve.loss_SN[0], recall.evaluate(decoder, task, 4, switches).loss_N, rtol=1e-4) == agrees
+
+
 # ---- what the numbers say ----
 
 
@@ -255,7 +282,9 @@ def test_crossings():
 
 def test_thirds_and_valley():
     assert recall.thirds([1, 2, 3, 4, 5, 6, 7]) == (2.0, 4.5, 6.5)
-    assert recall.valley([0.8, 0.5, 0.2, 0.9, 0.8]) == pytest.approx(0.25) and math.isnan(recall.valley([0, 1, 0]))
+    assert recall.valley([0.8, 0.6, 0.2, 0.3, 0.9, 0.9]) == pytest.approx(0.25 / 0.8) and math.isnan(recall.valley([0, 1, 0]))
+    flat = np.random.default_rng(0).binomial(100, 0.5, (4000, 16)) / 100
+    assert np.mean([recall.valley(row) for row in flat]) == pytest.approx(1, abs=0.01)  # noise alone makes no valley
 
 
 def test_paired_intervals():
@@ -279,7 +308,7 @@ def text(ids):
 
 @pytest.mark.parametrize("form", recall.FORMS)
 def test_a_context_in_text(form):
-    context = recall.text_context(as_bytes, 5, form, np.random.default_rng(0))
+    context = recall.text_context(as_bytes, text, 5, form, np.random.default_rng(0))
     lines = [text(context.tokens_C[start:stop]) for start, stop in context.spans_N2]
     assert text(context.tokens_C) == recall.HEADER + "".join(lines)
     words = []
@@ -292,22 +321,29 @@ def test_a_context_in_text(form):
         assert text(context.prompt(n)) == header + "".join(lines) + asked.format(key=key)
     assert len(set(words)) == 10
     assert all(len(word) == (3 if form == "numbers" else 36) for word in words)
-    again = recall.text_context(as_bytes, 5, form, np.random.default_rng(0))
+    again = recall.text_context(as_bytes, text, 5, form, np.random.default_rng(0))
     np.testing.assert_array_equal(again.tokens_C, context.tokens_C)
+
+
+def test_a_tokenizer_that_puts_blanks_before_pieces_is_refused():
+    spaced, read = lambda text: as_bytes(" " + text), lambda ids: text(ids)[1:]  # noqa: E731
+    with pytest.raises(ValueError, match=r"^encode: pieces encoded by themselves read '.*' where the template has '.*': this tokenizer cannot"):
+        recall.text_context(spaced, read, 3, "numbers", np.random.default_rng(0))
 
 
 def test_no_such_form_and_too_many_numbers():
     with pytest.raises(ValueError, match="pairs=451: there are only 900 numbers"):
-        recall.text_context(as_bytes, 451, "numbers", np.random.default_rng(0))
+        recall.text_context(as_bytes, text, 451, "numbers", np.random.default_rng(0))
     with pytest.raises(ValueError, match="form='poems': allowed are numbers, uuids"):
-        recall.text_context(as_bytes, 5, "poems", np.random.default_rng(0))
+        recall.text_context(as_bytes, text, 5, "poems", np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "quiet"])
 def test_asking_after_one_shared_context_is_asking_each_prompt(family):
+    kind, family = (QuietDecoder, "qwen2") if family == "quiet" else (lim.Decoder, family)
     config = lim.Config(family, layers=2, width=16, heads=2, kv_heads=2, head_dim=8, inner=32, vocab=256, max_length=128, init_std=0.3)
-    decoder = lim.Decoder.at_birth(config, 0)
-    context = recall.text_context(as_bytes, 4, "numbers", np.random.default_rng(1))
+    decoder = kind.at_birth(config, 0)
+    context = recall.text_context(as_bytes, text, 4, "numbers", np.random.default_rng(1))
     # ids may be of different lengths, and the network is made to know one of the answers
     context.questions[2] = context.questions[2][:-2]
     context.answers[1] = context.answers[1][:2]
@@ -352,3 +388,69 @@ def test_the_figure_draws_what_it_is_given():
     assert [text.get_text() for text in right.get_legend().get_texts()] == ["two", "three"]
     with pytest.raises(ValueError, match="at least one"):
         plot.place_figure([])
+
+
+# ---- the command ----
+
+
+def curve(*accuracy_SN):
+    """A curve of these evaluations, at steps 0, 10, …, out of 100 questions each."""
+    correct_SN = np.round(100 * np.array(accuracy_SN)).astype(int)
+    return recall.Curve(10 * np.arange(len(correct_SN)), correct_SN, 100, 1.0 - correct_SN / 100, 0 * correct_SN, np.zeros(len(correct_SN)), 1.0)
+
+
+PLAIN = curve([0.0] * 6, [0.6, 0.6, 0.2, 0.2, 1.0, 1.0], [0.8, 0.8, 0.4, 0.4, 1.0, 1.0])
+RAISED = curve([0.0] * 6, [0.6, 0.6, 0.5, 0.5, 1.0, 1.0], [0.8, 0.8, 0.7, 0.7, 1.0, 1.0])
+
+
+def test_the_measures_of_a_curve():
+    found = {name: measure(PLAIN) for name, measure in command.MEASURES.items()}
+    assert found == pytest.approx({
+        "first third": 0.8, "middle third": 0.4, "last third": 1.0, "middle/ends": 0.4 / 0.9, "loss": 1 - 2.2 / 3,
+        "middle along": (0.1 + 0.3) / 2, "middle half at": math.inf,
+    })  # fmt: skip
+    assert command.MEASURES["middle half at"](RAISED) == 10
+
+
+def test_the_verdict_calls_only_what_is_clear_a_change():
+    measured = {name: {key: np.array([measure(c)] * 3) for key, measure in command.MEASURES.items()} for name, c in (("none", PLAIN), ("x", RAISED))}
+    scatter = np.array([-0.01, 0.0, 0.01])
+    differences = {key: command.minus(measured["x"][key], measured["none"][key]) + scatter for key in command.MEASURES}
+    said = command.verdict("x", differences)
+    assert said.startswith("x raises the middle and makes the valley shallower: middle third +0.300 ±0.025, middle/ends +0.333 ±0.025, middle along +")
+    assert said.endswith("elsewhere: loss -0.100 ±0.025.")
+    lowered = {key: -values_S for key, values_S in differences.items()}
+    assert command.verdict("x", lowered).startswith("x lowers the middle and deepens the valley: ")
+    none = {key: scatter for key in command.MEASURES}
+    assert command.verdict("x", none) == "x does not clearly change the middle: no clear change; elsewhere: no clear change."
+
+
+def test_the_order_in_which_thirds_are_learned():
+    said = command.order_line([RAISED, RAISED])
+    assert "at step 8.333 about the first third, 10 about the middle, 5 about the last;" in said
+    assert said.endswith("middle minus first +1.667, middle minus last +5 steps")
+
+
+def test_a_result_whose_weights_differ_in_their_last_bit_is_still_this_runs(tmp_path):
+    chosen = lambda weight: recall.Intervention("weights-theory", np.array([weight, 1.0, 1.0]))  # noqa: E731
+    run = lambda weight: command.Run(TASK, CONFIG, RECIPE, chosen(weight), 2, 100)  # noqa: E731
+    key, at = ("weights-theory", 0), tmp_path / "weights-theory" / "seed0"
+    at.mkdir(parents=True)
+    cli.write_json(at / command.RESULT, dict(about=run(0.3).about(), curve=PLAIN))
+    np.testing.assert_array_equal(command.stored(tmp_path, key, run(np.nextafter(0.3, 1))).correct_SN, PLAIN.correct_SN)
+    with pytest.raises(ValueError, match="holds the result of another training"):
+        command.stored(tmp_path, key, run(0.3 + 1e-9))
+
+
+def test_a_network_trained_on_bytes_is_asked_in_bytes(tmp_path):
+    config = CONFIG.replace(vocab=257, max_length=256)
+    for name, more in (("bytes", dict(tokenizer=None)), ("recall", {})):
+        checkpoints = Checkpoints(tmp_path / name)
+        checkpoints.save(recall.Trainer(config, RECIPE), 3.0, dict(config=dataclasses.asdict(config), recipe=dataclasses.asdict(RECIPE)) | more)
+        checkpoints.close()
+    args = types.SimpleNamespace(weights=str(tmp_path / "bytes"), pairs=3, places=2, contexts=1, profiles=1, form="numbers", seed=0, probes=2)
+    _, (context,), *_ = command.load(args)
+    assert text(context.tokens_C).startswith(recall.HEADER)
+    args.weights = str(tmp_path / "recall")
+    with pytest.raises(ValueError, match="is a training on recall, which reads no text"):
+        command.load(args)

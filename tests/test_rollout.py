@@ -84,10 +84,10 @@ def test_no_product_is_rounded_below_float32():
     tokens_BT, targets_B = np.zeros((B, T), np.int32), np.zeros(B, np.int32)
     traced = [
         rollout._measure.trace(structure, params, switches, tokens_BT[0], T - 1),
-        train.embedding_gradients.trace(params, switches, tokens_BT, config=config),
-        train._losses.trace(params, switches, tokens_BT, config=config),
-        recall._answers.trace(params, switches, tokens_BT, targets_B, config=config),
-        recall._ask.trace(params, tokens_BT[0], 3, tokens_BT[:, :4], targets_B, answer=2, config=config),
+        train.embedding_gradients.trace(structure, params, switches, tokens_BT),
+        train._losses.trace(structure, params, switches, tokens_BT),
+        recall._answers.trace(structure, params, switches, tokens_BT, targets_B),
+        recall._ask.trace(structure, params, tokens_BT[0], 3, tokens_BT[:, :4], targets_B, answer=2),
         outside._answer_squares.trace(params, tokens_BT, targets_B, config=config),
         outside._sum_gradient.trace(structure, params, tokens_BT[0]),
     ]

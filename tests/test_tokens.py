@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from stand_ins import write_tokenizer
+from stand_ins import write_byte_tokenizer, write_tokenizer
 
 from lim import tokens
 from lim.tokens import encode, random_tokens, read_text, standard_text, windows
@@ -188,3 +188,10 @@ def test_bits_without_a_network():
     noise = rng.integers(256, size=5000, dtype=np.uint8).tobytes()
     assert 8 < tokens.zlib_bits([noise]) < 8.1 and tokens.zlib_bits([b"a" * 5000]) < 0.1
     assert tokens.zlib_bits([b"ab" * 50] * 3) == tokens.zlib_bits([b"ab" * 50])  # each by itself
+
+
+def test_ids_become_their_text_again(tmp_path):
+    assert tokens.decode(tokens.encode("übel\n\n1 2", None, 256), None) == "übel\n\n1 2"
+    write_byte_tokenizer(tmp_path)
+    assert tokens.decode(tokens.encode("a , b .\n", tmp_path, 300), tmp_path) == "a , b .\n"  # nothing is cleaned up
+    assert tokens.vocabulary(tmp_path) == 256

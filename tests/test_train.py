@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 import pathlib
 import shutil
@@ -11,13 +12,19 @@ import sys
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import stand_ins
+import xarray as xr
+from absl import flags
+from absl.testing import flagsaver
+from flax import nnx
 
 import lim
 from experiments import cli, measure
 from experiments import train as experiment
-from lim import checkpoint, profile, rollout, tokens, train, watch
+from lim import checkpoint, plot, profile, rollout, tokens, train, watch
 from lim.model import params_of
 
 CONFIG = lim.Config.preset("small").replace(layers=2, width=16, vocab=31)
@@ -105,6 +112,84 @@ print(json.dumps([trainer.update(*test_train.batch(step)).__dict__ for step in r
     assert done.returncode == 0, done.stderr
     for seen, whole in zip(json.loads(done.stdout), straight[0]):
         np.testing.assert_allclose([seen["loss"], seen["gradient_norm"]], [whole.loss, whole.gradient_norm], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [lim.Decoder, stand_ins.QuietDecoder])
+def test_losses_updates_and_gradients_are_those_of_the_decoder_given_under_its_switches(kind, tmp_path):
+    decoder, switches, (tokens_BT, weights_BL) = kind.at_birth(CONFIG.replace(init_std=0.3), 0), lim.Switches(residual=0.5), batch(0)
+
+    def loss_L(x_LD, tokens_T):
+        logits_LV = decoder.logits(decoder.hidden(decoder.stream(x_LD, switches), switches))
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits_LV), tokens_T[1:, None], axis=1)[:, 0]
+
+    expected = [-jax.nn.log_softmax(decoder(t[:-1], switches))[np.arange(8), t[1:]] for t in tokens_BT]
+    published = train.losses(lim.Decoder.at_birth(decoder.config, 0), tokens_BT)
+    np.testing.assert_allclose(train.losses(decoder, tokens_BT, switches), expected, rtol=1e-5)
+    assert np.abs(published - expected).max() > 0.1  # or nothing would be seen
+    slopes = [jax.grad(lambda x, t=t: loss_L(x, t).mean())(decoder.embed(t[:-1])) for t in tokens_BT]
+    structure, state = nnx.split(decoder)
+    found_BL = train.embedding_gradients(structure, nnx.as_pure(state), switches.check(decoder.config), tokens_BT)
+    np.testing.assert_allclose(found_BL, np.linalg.norm(slopes, axis=-1), rtol=1e-4)
+    trainer = train.Trainer(decoder.config, RECIPE, switches=switches, decoder=decoder)
+    assert trainer.update(tokens_BT, weights_BL).loss == pytest.approx(np.mean(expected), rel=1e-5)
+    assert type(trainer.decoder) is kind and nnx.split(trainer.decoder)[0] == structure
+    checkpoints, about = train.Checkpoints(tmp_path), ABOUT | dict(config=dataclasses.asdict(decoder.config))
+    checkpoints.save(trainer, 3.0, about)
+    checkpoints.close()
+    again = kind.from_pretrained(tmp_path)
+    assert type(again) is kind and same(params_of(again), params_of(trainer.decoder))
+    other = stand_ins.QuietDecoder if kind is lim.Decoder else lim.Decoder
+    with pytest.raises(ValueError, match="holds another training: decoder is .*QuietDecoder"):
+        other.from_pretrained(tmp_path)
+
+
+def test_narrow_weights_are_trained_in_float32(tmp_path):
+    narrow = lim.Decoder.at_birth(CONFIG, 0, dtype=jnp.bfloat16)
+    trainer = train.Trainer(CONFIG, dataclasses.replace(RECIPE, learning_rate=1e-6), decoder=narrow)
+    trainer.update(*batch(0))
+    assert {v.dtype for v in jax.tree.leaves(params_of(trainer.decoder))} == {jnp.dtype("float32")}
+    assert not same(params_of(trainer.decoder), params_of(narrow))  # bfloat16 would lose so small a step
+    checkpoints = train.Checkpoints(tmp_path)
+    checkpoints.save(trainer, 3.0, ABOUT)
+    checkpoints.close()
+    kept = checkpoint.load(tmp_path, dtype=jnp.bfloat16)
+    assert {v.dtype for v in jax.tree.leaves(params_of(kept))} == {jnp.dtype("bfloat16")}
+
+
+def test_what_a_trainer_and_losses_refuse():
+    with pytest.raises(ValueError, match="^decoder: is of .*layers=2.*, not of the config given, .*layers=1"):
+        train.Trainer(CONFIG.replace(layers=1), RECIPE, decoder=lim.Decoder.at_birth(CONFIG))
+    tokens_BT, weights_BL = batch(0)
+    tokens_BT[0, 3] = -100
+    with pytest.raises(ValueError, match="tokens hold the id -100: allowed are 0 to 30"):
+        train.Trainer(CONFIG, RECIPE).update(tokens_BT, weights_BL)
+    with pytest.raises(ValueError, match="tokens hold the id -100: allowed are 0 to 30"):
+        train.losses(lim.Decoder.at_birth(CONFIG), tokens_BT)
+
+
+def test_no_clipping():
+    assert train.Recipe(clip=1e6).optimizer() and math.isinf(train.Recipe(clip=math.inf).clip)
+    gradient = dict(kernel=jnp.array([3e3, 4e3]))
+    changes = [recipe.optimizer().update(gradient, recipe.optimizer().init(gradient), gradient)[0]
+               for recipe in (train.Recipe(clip=math.inf), train.Recipe(clip=1e9))]  # fmt: skip
+    np.testing.assert_array_equal(changes[0]["kernel"], changes[1]["kernel"])
+
+
+def test_the_last_bit_of_a_number_makes_no_other_training(tmp_path):
+    checkpoints, trainer = train.Checkpoints(tmp_path), train.Trainer(CONFIG, RECIPE)
+    about = lambda weight: ABOUT | dict(intervention=dict(weights_N=[weight, 1.0]))  # noqa: E731
+    checkpoints.save(trainer, 3.0, about(0.3))
+    checkpoints.close()
+    checkpoints = train.Checkpoints(tmp_path)
+    assert checkpoints.restore(trainer, about(np.nextafter(0.3, 1)))
+    with pytest.raises(ValueError, match="holds another training: intervention is"):
+        checkpoints.restore(trainer, about(0.3 + 1e-9))
+
+
+def test_checkpoints_of_others_are_no_training(tmp_path):
+    (tmp_path / "checkpoints" / "500").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "500" / "pytorch_model.bin").write_bytes(b"not lim's")
+    assert train.about(tmp_path) is None
 
 
 def test_a_copy_of_the_weights_is_trained(straight):
@@ -198,6 +283,8 @@ def test_what_diverges_is_refused(straight):
     (dict(learning_rate=-1.0), "learning_rate=-1.0: must be a number of at least 0"),
     (dict(warmup=1.5), "warmup=1.5: must be a number of at least 0, at most 1"),
     (dict(clip=float("nan")), "clip=nan: must be a number"),
+    (dict(clip=0.0), "clip=0.0: must be a number above 0, or inf for none"),
+    (dict(seed=2**32), "seed=4294967296: must be at most 4294967295"),
 ])  # fmt: skip
 def test_recipes_that_are_refused(fields, message):
     with pytest.raises(ValueError) as refused:
@@ -250,7 +337,7 @@ def test_the_watch_stores_what_it_measures(packed, tmp_path):
     np.testing.assert_allclose(at.first_token, np.mean([r.first_token_N for r in rolled], axis=0), rtol=1e-12)
     np.testing.assert_allclose(at.rollout, np.mean([r.rollout_L for r in rolled], axis=0), rtol=1e-12)
     np.testing.assert_allclose(at.loss, train.losses(decoder, windows_WT, switches).mean(0), rtol=1e-12)
-    gradient_WL = train.embedding_gradients(params_of(decoder), switches.check(config), windows_WT, config=config)
+    gradient_WL = train.embedding_gradients(nnx.split(decoder)[0], params_of(decoder), switches.check(config), windows_WT)
     np.testing.assert_allclose(at.gradient, profile.rms(np.asarray(gradient_WL, float)), rtol=1e-12)
     assert np.isnan(ds.influence.sel(step=9)).all() and list(ds.done) == [0, 1, 0]
     np.testing.assert_array_equal(ds.boundary, windows_WT[:, :-1] == 256)
@@ -280,3 +367,136 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path, monkeypatch):
     for said in ("Event loop is closed", "another"):  # the first is of orbax's other reads, which nobody waits for any more
         sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(said)))
     assert printed == ["another"] and logging.getLogger("asyncio").level == logging.CRITICAL
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def parsed():
+    """Reads a command line of experiments.train as the command does, and forgets its flags."""
+    others = set(flags.FLAGS)
+    mine = {flag.name for module, defined in flags.FLAGS.flags_by_module_dict().items() if module.startswith("experiments") for flag in defined}
+    flags.FLAGS.remove_flag_values(mine & others)  # that another test module left
+    experiment.define_flags()
+    as_defined = flagsaver.save_flag_values()
+
+    def parse(words):
+        flagsaver.restore_flag_values({name: dict(flag) for name, flag in as_defined.items()})
+        return flags.FLAGS(["train", *words.split()]) and flags.FLAGS
+
+    yield parse
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS.remove_flag_values(set(flags.FLAGS) - (others - mine))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Flags of a tiny training on two texts."""
+    for name in "ab":
+        (tmp_path / name).write_text("a text to train on " * 9)
+    return f"--text={tmp_path}/a,{tmp_path}/b --length=12 --batch=2 --windows=2 --steps=4 --probes=2"
+
+
+def test_a_training_from_weights_is_known_by_the_weights(parsed, texts, tmp_path):
+    config = CONFIG.replace(vocab=257)
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        checkpoints = train.Checkpoints(tmp_path / name)
+        checkpoints.save(train.Trainer(config, RECIPE, decoder=lim.Decoder.at_birth(config, seed)), 3.0, ABOUT | dict(config=dataclasses.asdict(config)))
+        checkpoints.close()
+    said = {}
+    for name in ("one", "same", "other"):
+        plan, decoder = experiment.read(parsed(f"{texts} --weights={tmp_path}/{name}"))
+        said[name] = plan.about["weights"]
+        assert decoder.config == config and said[name] == experiment.digest_of(decoder)
+    assert said["one"] == said["same"] != said["other"] and said["one"].startswith("sha256:")
+    with pytest.raises(ValueError, match="one, --out=.*one: are one folder"):
+        experiment.read(parsed(f"{texts} --weights={tmp_path}/one --out={tmp_path}/other/../one"))
+    plan, decoder = experiment.read(parsed(texts))
+    assert decoder is None and plan.about["weights"] is None and plan.config.vocab == 257
+
+
+def test_the_same_weights_at_another_spelling_are_the_same_training(parsed, texts, tmp_path, monkeypatch):
+    config = stand_ins.LLAMA | dict(vocab_size=300, max_position_embeddings=64)
+    folder = stand_ins.write_byte_tokenizer(stand_ins.written(tmp_path / "weights", config, stand_ins.tensors(config)))
+    monkeypatch.setattr(tokens, "separator", lambda tokenizer: 256)  # which this tokenizer does not name
+    one, other = (experiment.read(parsed(f"{texts} --weights={spelled}"))[0].about for spelled in (folder, folder / ".." / "weights"))
+    assert one == other and one["weights"].startswith("sha256:")
+
+
+def test_a_tokenizer_of_many_words_widens_the_default_model_alone(parsed, texts, tmp_path):
+    import tokenizers
+    import transformers
+
+    words = {"<end>": 4999} | {f"w{n}": n for n in range(4999)} | {"[UNK]": 5000}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="[UNK]").save_pretrained(tmp_path / "words")
+    assert experiment.read(parsed(f"{texts} --tokenizer={tmp_path}/words"))[0].config.vocab == 5001
+    with pytest.raises(ValueError, match="vocab=4096: too small for the separator"):
+        experiment.read(parsed(f"{texts} --tokenizer={tmp_path}/words --model=small"))
+
+
+@pytest.mark.parametrize("clip, means", [("inf", math.inf), ("2", 2.0)])
+def test_clipping_by_flag(clip, means, parsed, texts):
+    assert experiment.read(parsed(f"{texts} --clip={clip}"))[0].recipe.clip == means
+
+
+def test_noresume_removes_nothing_before_the_new_training_can_start(monkeypatch, tmp_path, capsys):
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+
+    def refuses(*_, **__):
+        raise ValueError("batch=8, accumulate=1: parts must divide among 3 devices")
+
+    monkeypatch.setattr(experiment, "read", lambda args: (types.SimpleNamespace(config=CONFIG, recipe=RECIPE, switches=lim.Switches()), None))
+    monkeypatch.setattr(lim, "check_compiler", lambda *_: None)
+    monkeypatch.setattr(train, "Trainer", refuses)
+    with pytest.raises(SystemExit) as end:
+        experiment.main(types.SimpleNamespace(out=str(tmp_path), resume=False, length=12, probes=2))
+    assert end.value.code == 2 and "must divide among 3 devices" in capsys.readouterr().err and (tmp_path / "checkpoints" / "4").exists()
+
+
+@pytest.mark.parametrize("error", [FloatingPointError, KeyboardInterrupt])
+def test_however_a_training_ends_its_newest_checkpoint_is_written_out(error, monkeypatch, tmp_path):
+    trainer, plan = train.Trainer(CONFIG, RECIPE), types.SimpleNamespace(about=dict(ABOUT, measured=[]), config=CONFIG, held_out=None, separator=0)
+    monkeypatch.setattr(watch, "boundary_windows", lambda *_: None)
+    monkeypatch.setattr(watch, "Watch", lambda *_, **__: None)
+
+    def ends(plan, args, trainer, checkpoints, seen, log):
+        checkpoints.save(trainer, 3.0, plan.about)
+        raise error
+
+    closed, close = [], train.Checkpoints.close
+    monkeypatch.setattr(train.Checkpoints, "close", lambda self: closed.append(self) or close(self))
+    monkeypatch.setattr(experiment, "updated", ends)
+    with pytest.raises(error):
+        experiment.run(plan, types.SimpleNamespace(keep=1, length=12, windows=2), tmp_path, trainer, [], {})
+    assert len(closed) == 1 and train.Checkpoints(tmp_path).steps() == [0]
+
+
+def test_what_is_shown_of_a_training(monkeypatch, capsys, tmp_path):
+    """A loss of ln 8 nats a token is 3 bits; two bytes a token but for the separators make it a little more than half of that a byte."""
+    rng, windows, length = np.random.default_rng(0), 4, 60
+    influence_MWL = np.exp(0.01 * rng.normal(size=(2, windows, length)))
+    boundary_WL = np.zeros((windows, length), bool)
+    boundary_WL[np.arange(windows), 25 + 3 * np.arange(windows)] = True
+    influence_MWL[1, boundary_WL] *= 3
+    axes = dict(influence=("step", "window", "position"), loss=("step", "position"), first_token=("step", "layer"), gradient=("step", "position"))
+    values = dict(influence=influence_MWL, loss=np.full((2, length), math.log(8)), first_token=np.full((2, 2), 0.00271828), gradient=np.ones((2, length)))
+    ds = xr.Dataset({name: (axes[name], values[name]) for name in axes} | dict(boundary=(("window", "position"), boundary_WL), done=("step", [1, 1])),
+                    coords=dict(step=[0, 10], layer=[1, 2]))  # fmt: skip
+    held_out = types.SimpleNamespace(ids=np.zeros(110, int), text_bytes=200)
+    plan = types.SimpleNamespace(config=CONFIG, switches=lim.Switches(), packed=held_out, held_out=held_out, held_out_texts=["ab", "cd"])
+    drawn = []
+    monkeypatch.setattr(plot, "lines_figure", lambda x, series, **_: drawn.append(series))
+    monkeypatch.setattr(plot, "life_figure", lambda *_, **__: None)
+    monkeypatch.setattr(plot, "bundle_figure", lambda *_, **__: None)
+    monkeypatch.setattr(plot, "save", lambda figure, path: path.write_text(""))
+    experiment.show(ds, plan, tmp_path)
+    out = capsys.readouterr().out
+    first, last = (line.split() for line in out.splitlines() if line.strip().startswith(("0  ", "10  ")))
+    assert first[1] == last[1] == f"{3 * 110 / 200:.3f}" and "0.00272" in first and "0.00272" in last
+    assert "means of bits/byte and first-token mass, medians of first/middle and last/middle" in out and "behind the separator" in out
+    assert "at +0 (p" in " ".join(last)
+    lines = drawn[-1]
+    assert [error_O is None for _, error_O in lines.values()] == [True, True, False] and list(lines)[2].startswith("shuffled")

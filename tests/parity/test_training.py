@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from lim import checkpoint, train
 from lim.model import params_of
@@ -47,7 +48,7 @@ def test_losses_and_embedding_gradients(start, batches):
     np.testing.assert_allclose(train.losses(decoder, tokens_BT), torch_losses(model, tokens_BT).detach(), rtol=2e-5)
     inputs = model.get_input_embeddings()(torch.as_tensor(tokens_BT[:, :-1]).long()).detach().requires_grad_()
     torch_losses(model, tokens_BT, inputs_embeds=inputs).mean(1).sum().backward()
-    ours = train.embedding_gradients(params_of(decoder), train.Switches(), tokens_BT, config=decoder.config)
+    ours = train.embedding_gradients(nnx.split(decoder)[0], params_of(decoder), train.Switches(), tokens_BT)
     np.testing.assert_allclose(ours, inputs.grad.norm(dim=-1), rtol=1e-4)
 
 
