@@ -490,7 +490,7 @@ def number(value, error=math.nan):
 
 
 def table(header, rows):
-    """Aligned columns, the first ones left, numbers right."""
+    """Columns aligned on the right."""
     rows = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]

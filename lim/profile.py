@@ -285,8 +285,8 @@ class Boundaries:
       aligned_O, shuffled_O: mean over boundaries of their own windows, and of all other windows at the same places.
       spread_O: standard deviation of aligned - shuffled over shuffles: its standard error if boundaries meant nothing.
       d_O: (aligned - shuffled) / scatter.
-      peak, peak_p: the offset from 0 on at which |d| is largest, and the share of shuffles whose largest |d| there is no smaller; nan
-        where there are fewer than 20 ways to deal the boundaries to windows, since then nothing could come out below 0.05.
+      peak, peak_p: the offset from 0 on at which |d| is largest, and the share of shuffles whose largest |d| there is no smaller: at
+        least 1 over the number of ways to deal the boundaries to windows, and nan where there are two, which differ in sign alone.
     """
 
     count: int
@@ -337,7 +337,7 @@ def boundaries(profiles_WL: ArrayLike, boundary_WL: ArrayLike, radius: int = 8, 
     peak = int(np.argmax(np.abs(d_O[ahead])))
     largest_S = np.abs(null_SO[:, ahead]).max(1) / scatter
     as_large = largest_S >= abs(d_O[radius + peak]) - 1e-9  # the same sum in another order is no smaller
-    few = math.perm(windows, len(set(of_B))) < 20
+    few = math.perm(windows, len(set(of_B))) < 3
     return Boundaries(len(at_B), offsets_O, aligned_O, shuffled_O, null_SO.std(0), d_O, peak,
                       math.nan if few else float((1 + as_large.sum()) / (1 + shuffles)))  # fmt: skip
 

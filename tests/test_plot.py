@@ -511,8 +511,8 @@ def test_a_bundle_of_several_lengths_is_over_fractions_of_the_text(lengths):
 def test_a_bundle_marks_what_is_below_its_axis():
     deep_L = np.where(np.arange(64) < 60, 1e-30, 1.0)
     fig = plot.bundle_figure({"a": (u_profile(64), deep_L), "b": (deep_L, None)}, axis="residual")
-    colors = [artist.get_color() for artist in fig.axes[0].lines[:3]]
-    assert [tuple(row.get_markeredgecolor()) for row in marks_below(fig.axes[0])] == [tuple(colors[0]), tuple(colors[2])]
+    colors = [tuple(line(fig.axes[0], f"residual = {name}").get_color()) for name in "ab"]
+    assert [tuple(row.get_markeredgecolor()) for row in marks_below(fig.axes[0])] == colors
     assert legend(fig)[-1] == plot.OFF_AXIS
     assert not marks_below(plot.bundle_figure({"a": (u_profile(64), None)}, axis="residual").axes[0])
 
