@@ -104,6 +104,14 @@ def combine(profiles_WL, at_birth):
     return profile.median_profile(profiles_WL, logs=True)
 
 
+def drawn(profiles_WL, probe_WL, at_birth):
+    """`combine`, and what the standard error is, for the legend: of one window the probes', nan if every direction was pulled back."""
+    shown_L, stderr_L = combine(profiles_WL, at_birth)
+    if len(profiles_WL) == 1:  # how windows or networks scatter is not known
+        return shown_L, np.where(probe_WL[0] > 0, probe_WL[0], np.nan), "standard error of the probes"
+    return shown_L, stderr_L, "standard error"
+
+
 def birth_theory(config, windows_WL, switches, args):
     """The kernel theory of the windows' networks at birth (rms over windows), with its refusal where it has none."""
     try:
@@ -172,10 +180,7 @@ def main(args):
     name = next(iter(runs))
     at_birth = name == "at birth"
     profiles_WL, probe_WL = runs[name]
-    shown_L, stderr_L = combine(profiles_WL, at_birth)
-    error = "standard error"
-    if len(profiles_WL) == 1:  # how windows or networks scatter is not known
-        stderr_L, error = np.where(probe_WL[0] > 0, probe_WL[0], np.nan), "standard error of the probes"
+    shown_L, stderr_L, error = drawn(profiles_WL, probe_WL, at_birth)
     curves, comparisons, theory = {}, [], None
     if "at birth" in runs:
         birth_WL = runs["at birth"][0]

@@ -799,11 +799,12 @@ def lines_figure(x: ArrayLike, series: Mapping[str, tuple], *, xlabel: str, ylab
                 ax.fill_between(x, np.subtract(y_X, error_X), np.add(y_X, error_X), color=color, alpha=0.18, linewidth=0)
         for label, level in (levels or {}).items():
             ax.axhline(level, color=SOFT, linestyle=DASHES[0], linewidth=1, label=label)
-        ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
-        if yscale == "log":
+        ax.set(xlabel=xlabel, ylabel=ylabel)
+        if yscale == "log" and not any(np.any(np.asarray(y_X) > 0) for y_X, _ in series.values()):
+            ax.text(0.5, 0.5, "zero everywhere", transform=ax.transAxes, ha="center", va="center", color=SOFT)
+        elif yscale == "log":
+            ax.set_yscale(yscale)
             _height_axis(ax, ax.get_ylim(), 8)
-            if not any(np.any(np.asarray(y_X) > 0) for y_X, _ in series.values()):
-                ax.text(0.5, 0.5, "zero everywhere", transform=ax.transAxes, ha="center", va="center", color=SOFT)
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
         ax.legend()

@@ -459,6 +459,8 @@ def test_measure_reads_text_and_compares(tmp_path):
     assert "kernel theory" in out and "paper's operator" in out and "attention rollout" in out
     expected = rollout.measure(lim.Decoder.at_birth(config, 1), np.array(results["tokens"][1]))
     np.testing.assert_allclose(results["rollout"][1]["rollout_L"], expected.rollout_L, rtol=1e-5)
+    mass_N = np.mean([window["first_token_N"] for window in results["rollout"]], axis=0)
+    assert [row["first token"] for row in rows_of(out, "Strength of each layer")] == [f"{mass:.3g}" for mass in mass_N]
 
 
 def test_a_checkpoint_is_compared_with_its_birth(tmp_path):
@@ -484,12 +486,27 @@ def test_a_checkpoint_is_compared_with_its_birth(tmp_path):
                        "last": cli.number(summary.last)}  # fmt: skip
     for key, change in measure.changes(np.array(trained_WL), np.array(birth_WL)).items():
         assert results["change"][key]["median"] == pytest.approx(change["median"], rel=1e-4)
-    assert "From birth to the checkpoint, window by window" in out and results["change"].keys() == {"primacy", "recency", "anchor"}
+    assert (
+        "(lowest at, middle/lowest and last: of the median profile)" in out
+        and "From birth to the checkpoint, window by window" in out
+        and results["change"].keys() == {"primacy", "recency", "anchor"}
+    )
     # at birth, what is fitted is fitted again without each network; a checkpoint's distances have no error
     fit = lambda p: paper.fit(p, decoder.config)  # noqa: E731
     value, error = profile.jackknife(lambda p: lim.compare(p, fit(p)[1]), birth_WL)
     (row,) = [row for row in rows_of(out, "Distance") if row["network"] == "at birth" and "operator" in row["prediction"]]
     assert row["prediction"].endswith(f"a={fit(lim.rms(birth_WL))[0]:.3f}") and row["max"] == cli.number(value["shape_log_max"], error["shape_log_max"])
+
+
+def test_the_error_of_one_window_is_that_of_its_probes_or_none():
+    one_WL, two_WL = np.array([[3.0, 1.0, 2.0]]), np.array([[3.0, 1.0, 2.0], [4.0, 1.0, 3.0]])
+    for at_birth in (True, False):
+        shown_L, stderr_L, words = measure.drawn(one_WL, 0.1 * one_WL, at_birth)
+        assert np.array_equal(shown_L, one_WL[0]) and np.array_equal(stderr_L, 0.1 * one_WL[0]) and words == "standard error of the probes"
+        assert np.isnan(measure.drawn(one_WL, 0 * one_WL, at_birth)[1]).all()
+        shown_L, stderr_L, words = measure.drawn(two_WL, 0.1 * two_WL, at_birth)
+        expected_L = profile.jackknife(lambda p: p, two_WL)[1] if at_birth else profile.median_profile(two_WL, logs=True)[1]
+        assert np.array_equal(stderr_L, expected_L) and words == "standard error"
 
 
 def test_switches_of_each_layer_are_named():
