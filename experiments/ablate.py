@@ -177,7 +177,8 @@ def main(args):
     if args.plot_only is not None:
         with cli.refusing():
             ds, folder = opened(args)
-        return show(ds, args, folder)
+        show(ds, args, folder)
+        return
     with cli.refusing():
         shard = cli.workers(args)
         grid = read_grid(args)
