@@ -239,7 +239,7 @@ def test_a_store_of_text_whose_windows_went_by_place_opens_but_does_not_go_on(tm
 def test_stores_of_more_seeds_come_together_as_the_page_says(rule, tmp_path, monkeypatch):
     """On text theory is of a store's own windows, and must go first; the rest is that of one store of all seeds."""
     rule["now"] = lambda c, s: Influence(1.0 + c.tokens_WL[s], np.zeros(c.length), 16, True, 16)
-    text = {"tokens": {"book": np.tile(np.arange(7, dtype=np.int32), 12)}}
+    text = {"tokens": {"book": np.random.default_rng(0).integers(0, 5, 84).astype(np.int32)}}
     for name, seeds in (("grid", (0, 1, 2)), ("more", (3, 4)), ("all", (0, 1, 2, 3, 4))):
         finish(sweep.Grid(CONFIG, text, seeds, length=8), tmp_path / "runs" / name)
     monkeypatch.chdir(tmp_path)
