@@ -64,6 +64,7 @@ def read_grid(args) -> sweep.Grid:
         axes["tokens"] = {name: words and tokens.encode(words, None, 256) for name, words in axes["tokens"].items()}
     if args.exact and args.probes is not None:
         raise ValueError("--exact, --probes: give one of them")
+    cli.check_seeds(args.seed, args.seeds, "seeds")
     probes = None if args.exact else args.probes or (16 if args.exact is False else "auto")
     return sweep.Grid(lim.Config.preset("small"), axes, tuple(range(args.seed, args.seed + args.seeds)), output=args.output,
                       source=args.source, probes=probes)  # fmt: skip
@@ -80,6 +81,7 @@ class Cell:
     profiles_SL: np.ndarray
     stderr_SL: np.ndarray
     theory_L: np.ndarray | None
+    bias: float
     cv: float
     no_theory: str
     paper_L: np.ndarray
@@ -103,34 +105,38 @@ def read_cells(ds, grid) -> list[Cell]:
                 raise ValueError(f"numbers of {c.labels} are not there, though it is done")
             cells.append(Cell(c.labels, c.config, c.switches, grid.source, values["influence"][c.place][done, : c.length],
                               values["stderr"][c.place][done, : c.length], None if error else own["theory"],
-                              values["theory_metrics"][c.place][sweep.THEORY_METRICS.index("cv")], error, own["operator"]))  # fmt: skip
+                              *values["theory_metrics"][c.place][:2], error, own["operator"]))  # fmt: skip
     return cells
 
 
-def standard_error(cell):
-    """Standard error of the root mean square over seeds, [L]: the seeds' scatter, or the probes' where there is one seed."""
-    if len(cell.profiles_SL) > 1:
-        return profile.jackknife(lambda p: p, cell.profiles_SL)[1]
-    return cell.stderr_SL[0]
+def standard_errors(cells):
+    """(error of each cell's root mean square over seeds [L], what it is for the legend).
+
+    It is the seeds' scatter, nan where there is one seed. Where no cell has more, it is the probes', nan if every direction was pulled
+    back: an exact number of one seed says nothing of another seed's.
+    """
+    if all(len(cell.profiles_SL) == 1 for cell in cells):
+        return [np.where(cell.stderr_SL[0] > 0, cell.stderr_SL[0], np.nan) for cell in cells], "standard error of the probes"
+    return [profile.jackknife(lambda p: p, cell.profiles_SL)[1] for cell in cells], "standard error"
 
 
 def predictions(cell):
-    """(name, profile, whether it is in absolute units) of each prediction of a cell."""
+    """(name, function from a root mean square [L] to its prediction [L], whether that is in absolute units) of each prediction."""
     if cell.theory_L is not None:
-        yield "kernel theory", cell.theory_L, True
-        yield "kernel theory, scale fitted", cell.theory_L, False
-    yield "paper, a implied", cell.paper_L, False
-    yield *fitted(cell), False
+        yield "kernel theory", lambda rms_L: cell.theory_L, True
+        yield "kernel theory, scale fitted", lambda rms_L: cell.theory_L, False
+    yield "paper, a implied", lambda rms_L: cell.paper_L, False
+    yield fitted(cell)[0], lambda rms_L: fit(cell, rms_L)[1], False
 
 
 def fitted(cell):
     """The paper's operator at its best constant strength: its name, and the profile in the measured one's units."""
-    strength, fitted_L = fit(cell)
+    strength, fitted_L = fit(cell, profile.rms(cell.profiles_SL))
     return f"paper, a fitted: {strength:.3f}", fitted_L
 
 
-def fit(cell):
-    return paper.fit(profile.rms(cell.profiles_SL), cell.config, cell.switches, source=cell.source)
+def fit(cell, rms_L):
+    return paper.fit(rms_L, cell.config, cell.switches, source=cell.source)
 
 
 def report(cells):
@@ -141,27 +147,38 @@ def report(cells):
     for cell in cells:
         s = profile.summarize_seeds(cell.profiles_SL)
         shape = "delta only" if s.delta else s.shape
-        measured.append([*label(cell), shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
+        measured.append([*label(cell), len(cell.profiles_SL), shape, cli.number(s.primacy, s.primacy_se), cli.number(s.recency, s.recency_se),
                          cli.number(s.anchor, s.anchor_se), f"{s.valley + 1}", cli.number(s.middle_over_valley),
                          cli.number(s.last)])  # fmt: skip
-        for name, prediction_L, units in predictions(cell):
-            value, error = profile.jackknife(lambda p: profile.compare(p, prediction_L), cell.profiles_SL)
+        for name, predict, units in predictions(cell):  # what is fitted is fitted again without each seed
+            value, error = profile.jackknife(lambda p: profile.compare(p, predict(p)), cell.profiles_SL)
             names = ("spearman", *(f"{'' if units else 'shape_'}log_{which}" for which in ("median", "max")))
             predicted.append([*label(cell), name, *(cli.number(value[key], error[key]) for key in names)])
     print("\nMeasured: the last output's Jacobian, root mean square over seeds (± standard error over seeds)")
-    print(cli.table([*axes, "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], measured))
+    print(cli.table([*axes, "seeds", "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], measured))
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions\n"
           "(kernel theory: in absolute units, finite-width bias included, nothing fitted; the paper's operator has no units: scale fitted)")  # fmt: skip
     print(cli.table([*axes, "prediction", "Spearman", "median", "max"], predicted))
+    wide = [cell for cell in cells if cell.theory_L is not None and max(abs(cell.bias), cell.cv) > 0.3]
+    if wide:
+        bias, cv = max((cell.bias for cell in wide), key=abs), max(cell.cv for cell in wide)
+        print(f"finite width: bias {bias:.2g} and scatter {cv:.2g} to first order are not small here{_rows(wide, cells)}; "
+              "read the row with its scale fitted")  # fmt: skip
     for reason in sorted({cell.no_theory for cell in cells} - {""}):
         print(f"no kernel theory: {reason}")
+
+
+def _rows(some, cells):
+    """Says which rows are meant, where not all are."""
+    return "" if len(some) == len(cells) else f" (in {len(some)} of {len(cells)} rows, at most)"
 
 
 def main(args):
     if args.plot_only is not None:
         with cli.refusing():
             ds, folder = opened(args)
-        return show(ds, args, folder)
+        show(ds, args, folder)
+        return
     with cli.refusing():
         shard = cli.workers(args)
         grid = read_grid(args)
@@ -175,24 +192,38 @@ def main(args):
         except ValueError as error:
             more = " (docs/reading-the-store.md puts stores of different seeds together)" if ": seeds is" in str(error) else ""
             raise ValueError(f"--out={error}. Choose another{more}, or --noresume to replace what is there") from None
-        rows = max(c.length * default_chunk(c.config, c.length, c.probes or entries(c.config, grid.output)) for c in grid.configurations)
-        lim.check_compiler(rows, grid.configurations[0].config.width)
+        check_compiler(grid)
+    for c in grid.configurations:
+        if c.tokens_WL is not None and len({window.tobytes() for window in c.tokens_WL}) < len(grid.seeds):
+            print(f"note: {c.labels['tokens']} has fewer windows of {c.length} tokens than there are seeds: some read the same, and the "
+                  "errors over seeds know less of how texts scatter", file=sys.stderr)  # fmt: skip
+            break
     if "provenance" in kept.attributes and kept.attributes["provenance"]["versions"] != cli.provenance()["versions"]:
         print("note: this store was begun with other versions: " + str(kept.attributes["provenance"]["versions"]), file=sys.stderr)
     measure(grid, kept, shard, args)
     status = kept.status()
     done, failed = np.sum(status == "done"), np.sum(status == "failed")
     if done + failed < status.size:
-        marks = lim.open(str(folder)).worker.values[status == "running"]
+        marks = lim.open(kept.path).worker.values[status == "running"]
         print(f"{done} of {status.size} cells are done, {len(marks)} in the hands of {', '.join(sorted(set(marks))) or 'nobody'}. "
               f"The last worker draws; the same line goes on. To draw before: python -m experiments.ablate --plot-only={folder}")  # fmt: skip
     else:
         try:
-            show(lim.open(str(folder)), args, folder)
+            failed = show(read(kept.path), args, folder)
         except OSError as error:
             stopped(kept, f"{folder} cannot be written: {error.strerror or error}", 1)
     if failed:
         sys.exit(3)
+
+
+def check_compiler(grid):
+    """`lim.check_compiler` at each width of the grid, at its most rows."""
+    rows: dict[int, int] = {}
+    for c in grid.configurations:
+        chunk = default_chunk(c.config, c.length, c.probes or entries(c.config, grid.output))
+        rows[c.config.width] = max(rows.get(c.config.width, 0), c.length * chunk)
+    for width in rows:
+        lim.check_compiler(rows[width], width)
 
 
 def measure(grid, store, shard, args):
@@ -225,11 +256,20 @@ def opened(args):
     if also := cli.given(args, DECIDE):
         raise ValueError(f"--plot_only={args.plot_only}: draws what the store holds; leave out --{', --'.join(also)}")
     with store.readable(args.plot_only):
-        ds = lim.open(args.plot_only).load()
+        ds = read(args.plot_only if args.plot_only.endswith(".zarr") else f"{args.plot_only.rstrip('/')}/{store.NAME}")
         grid = sweep.Grid.from_spec(ds.attrs["grid"])
         read_cells(ds, grid)
     check_axes(grid, args)
     return ds, cli.output_folder(args.out or args.plot_only, urls=True)
+
+
+def read(path):
+    """The dataset of a store; cells that an older version kept though nothing was heard are failed."""
+    ds = lim.open(path).load()
+    unheard = ((ds.influence == 0).any("position") & ~(ds.influence > 0).any("position") & (ds.status == "done")).values
+    for name, text in dict(status="failed", error=sweep.NOT_HEARD).items():
+        ds[name] = ds[name].dims, np.where(unheard, text, ds[name].values.astype(object))
+    return ds
 
 
 def check_axes(grid, args):
@@ -242,7 +282,7 @@ def check_axes(grid, args):
 
 
 def show(ds, args, folder):
-    """Tables, summary.csv and figures of a dataset; the list of cells that failed."""
+    """Tables, summary.csv and figures of a dataset; the list of cells that failed, whose number it returns."""
     from lim import plot
 
     grid = sweep.Grid.from_spec(ds.attrs["grid"])
@@ -255,6 +295,8 @@ def show(ds, args, folder):
         for name, figure in figures(cells, args):
             cli.put(folder, name, lambda path: plot.save(figure, path))
             written.append(name)
+    if left := int(np.isin(ds.status.values, ("pending", "running")).sum()):
+        print(f"{left} of {ds.status.size} cells are not done yet")
     failed = np.argwhere(ds.status.values == "failed")
     for *place, seed in failed:
         labels = [f"{axis}={list(values)[i]}" for i, (axis, values) in zip(place, grid.axes.items())]
@@ -262,6 +304,7 @@ def show(ds, args, folder):
     if len(failed):
         print(f"{len(failed)} of {ds.status.size} cells failed; --retry-failed runs them again", file=sys.stderr)
     print(f"\nwrote {', '.join([*written, lim.store.NAME])} in {folder}")
+    return len(failed)
 
 
 def write_csv(cells, path):
@@ -272,7 +315,7 @@ def write_csv(cells, path):
         names = ("ratio", "spearman", "log_median", "log_max")
         theory = dict.fromkeys(names) if cell.theory_L is None else profile.compare(profile.rms(cell.profiles_SL), cell.theory_L)
         line |= {f"theory_{name}": theory[name] for name in names}
-        strength, fitted_L = fit(cell)
+        strength, fitted_L = fit(cell, profile.rms(cell.profiles_SL))
         for kind, operator_L in dict(implied=cell.paper_L, fitted=fitted_L).items():
             distance = profile.compare(profile.rms(cell.profiles_SL), operator_L)
             line |= {f"paper_{kind}_{name}": distance[f"shape_{name}"] for name in ("log_median", "log_max")}
@@ -305,7 +348,7 @@ def bundle(cells, axis):
     along = [cell for cell in cells if all(cell.labels[name] == text for name, text in first.items())]
     profiles = {cell.labels[axis]: (profile.rms(cell.profiles_SL), cell.theory_L) for cell in along}
     title = ", ".join(f"{name} {text}" for name, text in first.items())
-    return plot.bundle_figure(profiles, axis=axis, title=title, caption=cli.command())
+    return plot.bundle_figure(profiles, axis=axis, title=title, caption=cli.command(), predicted="kernel theory")
 
 
 def valley_map(cells, rows, cols):
@@ -327,7 +370,7 @@ def profiles_figure(cells, args):
     """One cell large, several as small multiples."""
     from lim import plot
 
-    caption = cli.command()
+    caption, (errors, error) = cli.command(), standard_errors(cells)
     if len(cells) == 1:
         (cell,) = cells
         measured_L = profile.rms(cell.profiles_SL)
@@ -336,17 +379,19 @@ def profiles_figure(cells, args):
         if cell.theory_L is not None:
             curves = {"kernel theory (band: one seed's scatter)": (cell.theory_L, cell.cv / 2)} | curves
         title = ", ".join(f"{axis} {text}" for axis, text in cell.labels.items()) or "as published"
-        figure = plot.influence_figure(measured_L, stderr_L=standard_error(cell), curves=curves, title=title,
+        figure = plot.influence_figure(measured_L, stderr_L=errors[0], error=error, curves=curves, title=title,
                                        summary=profile.summarize_seeds(cell.profiles_SL), caption=caption)  # fmt: skip
     else:
         panels, varied = [], [axis for axis in cells[0].labels if len({cell.labels[axis] for cell in cells}) > 1]
-        for cell in cells:
+        for cell, stderr_L in zip(cells, errors):
             measured_L = profile.rms(cell.profiles_SL)
-            predicted_L = cell.paper_L * measured_L.mean() / cell.paper_L.mean() if cell.theory_L is None else cell.theory_L
+            predicted_L, prediction = cell.theory_L, "kernel theory"
+            if predicted_L is None:
+                predicted_L, prediction = cell.paper_L * measured_L.mean() / cell.paper_L.mean(), "paper's operator, a implied (scale fitted)"
             text = ", ".join(f"{axis} {cell.labels[axis]}" for axis in varied)
-            panels.append(plot.Cell(text, measured_L, standard_error(cell), predicted_L, cell.labels, profile.summarize_seeds(cell.profiles_SL)))
+            panels.append(plot.Cell(text, measured_L, stderr_L, predicted_L, cell.labels, profile.summarize_seeds(cell.profiles_SL), prediction))
         panels, rows, cols = arranged(panels, args.rows, args.cols)
-        figure = plot.grid_figure(panels, rows=rows, cols=cols, caption=caption)
+        figure = plot.grid_figure(panels, rows=rows, cols=cols, error=error, caption=caption)
     return figure
 
 

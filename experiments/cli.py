@@ -32,6 +32,8 @@ import lim
 from lim import files
 from lim.influence import entries
 
+MOST_SEED = 2**32 - 1  # jax.random.key takes seeds modulo 2³²
+
 
 class Items(flags.ArgumentParser):
     """A comma list without repeats, each item read by one function that raises ValueError."""
@@ -151,7 +153,7 @@ def define_measurement():
     define("source", integer(0), 0, "the block whose input is perturbed; 0 is the embedding")
     define("probes", integer(2), None, "pull back this many random directions (unbiased, with a standard error)")
     flags.DEFINE_bool("exact", None, "pull back every direction; the default up to width 256, 16 probes beyond")
-    define("seed", integer(0), 0, "first seed")
+    define("seed", integer(0, MOST_SEED), 0, "first seed")
     flags.DEFINE_string("out", None, "folder for figures and results; default runs/NAME/FLAGS")
 
 
@@ -178,6 +180,12 @@ def switches_of(args, weights=None):
     if said.keys() & {"residual", "alpha"}:  # one of them is the weight of the skip
         trained = {name: value for name, value in trained.items() if name not in ("residual", "alpha")}
     return trained | said
+
+
+def check_seeds(seed, count, flag):
+    """Refuses seeds of which the last is too large, where `flag` says how many there are."""
+    if seed + count - 1 > MOST_SEED:
+        raise ValueError(f"--seed={seed}, --{flag}={count}: the last seed is {seed + count - 1}, allowed is at most {MOST_SEED}")
 
 
 def note_overlap(count, length, windows):
@@ -464,13 +472,16 @@ def _plain(value):
 
 
 def number(value, error=math.nan):
-    """A number to as many digits as its standard error bears (4 where it has none), with the error behind ±."""
+    """A number to as many digits as its standard error bears (4 where it has none), with the error behind ±.
+
+    Where the larger of the two is below 0.001 or from 10,000 on, both have its power of ten behind them.
+    """
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞"
     if not (math.isfinite(error) and error > 0):
         return f"{value:.4g}"
-    if value != 0 and not 1e-3 <= abs(value) < 1e4:
-        power = math.floor(math.log10(abs(value)))
+    if not 1e-3 <= (size := max(abs(value), error)) < 1e4:
+        power = math.floor(math.log10(size))
         return f"({number(value / 10**power, error / 10**power)})e{power}"
     digits = max(0, 1 - math.floor(math.log10(error)))
     if digits > 4:  # as of ranks that all but agree
@@ -479,7 +490,7 @@ def number(value, error=math.nan):
 
 
 def table(header, rows):
-    """Aligned columns, the first ones left, numbers right."""
+    """Columns aligned on the right."""
     rows = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]

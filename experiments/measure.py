@@ -15,7 +15,7 @@ from absl import flags
 
 import lim
 from experiments import cli
-from lim import checkpoint, plot, profile, rollout, tokens
+from lim import checkpoint, plot, profile, rollout, sweep, tokens
 from lim.influence import default_chunk, entries
 from lim.theory import kernel, paper
 
@@ -51,6 +51,7 @@ def load(args):
         config = decoder.config
         if args.length > config.max_length:
             raise ValueError(f"--length={args.length}: {args.weights} holds at most {config.max_length} positions")
+    cli.check_seeds(args.seed, args.windows, "windows")
     switches = lim.Switches(**cli.switches_of(args, None if args.weights == "random" else args.weights))
     switches.check(config)
     if args.rollout and args.source:
@@ -68,13 +69,23 @@ def load(args):
     return decoder, config, windows_WL, switches
 
 
+def words(switches):
+    """name → text of the switches that are set, one number or one per layer."""
+    return {name: ",".join(f"{v:g}" for v in np.atleast_1d(value)) for name, value in dataclasses.asdict(switches).items() if value is not None}
+
+
 def measure(decoder, config, windows_WL, switches, args, name):
-    """Profiles and their probes' standard errors, [W, L]; without a decoder, window w is given to seed w's network."""
+    """Profiles and their probes' standard errors, [W, L]; without a decoder, window w is given to seed w's network.
+
+    What float32 does not hold ends the command with one line.
+    """
     measured = []
     for w, tokens_L in enumerate(cli.progress(windows_WL, desc=name, unit="window")):
         network = lim.Decoder.at_birth(config, args.seed + w) if decoder is None else decoder
         measured.append(lim.influence(network, tokens_L, switches, output=args.output, source=args.source,
                                       probes=cli.probes_for(config, args), seed=args.seed + w))  # fmt: skip
+        if why := sweep.fault(measured[-1].influence_L):
+            cli.refuse(f"{name}, window {w + 1} of {len(windows_WL)}: {why}")
     return np.stack([m.influence_L for m in measured]), np.stack([m.stderr_L for m in measured])
 
 
@@ -91,6 +102,14 @@ def combine(profiles_WL, at_birth):
     if at_birth:
         return profile.jackknife(lambda p: p, profiles_WL)
     return profile.median_profile(profiles_WL, logs=True)
+
+
+def drawn(profiles_WL, probe_WL, at_birth):
+    """`combine`, and what the standard error is, for the legend: of one window the probes', nan if every direction was pulled back."""
+    shown_L, stderr_L = combine(profiles_WL, at_birth)
+    if len(profiles_WL) == 1:  # how windows or networks scatter is not known
+        return shown_L, np.where(probe_WL[0] > 0, probe_WL[0], np.nan), "standard error of the probes"
+    return shown_L, stderr_L, "standard error"
 
 
 def birth_theory(config, windows_WL, switches, args):
@@ -132,7 +151,7 @@ def main(args):
         cotangents = cli.probes_for(config, args) or entries(config, args.output)
         lim.check_compiler(args.length * default_chunk(config, args.length, cotangents), config.width)
         provenance = cli.provenance()
-    under = "".join(f", {name}={value:g}" for name, value in dataclasses.asdict(switches).items() if value is not None)
+    under = "".join(f", {name}={text}" for name, text in words(switches).items())
     print(f"{args.weights}: {config.family}, {config.layers} layers, width {config.width}{under}; {len(windows_WL)} windows of {args.length} tokens. "
           "The first compiles, too.", file=sys.stderr)  # fmt: skip
     runs = {}
@@ -148,22 +167,20 @@ def main(args):
     for name, (profiles_WL, _) in runs.items():
         summaries[name], line = row(name, profiles_WL, at_birth=name == "at birth")
         rows.append(line)
-    print(f"\n{len(windows_WL)} windows of {args.length} tokens: of a checkpoint the median over windows of each ratio, root mean square over "
-          "networks at birth\n(± standard error over windows or networks)")  # fmt: skip
+    print(f"\n{len(windows_WL)} windows of {args.length} tokens: of a checkpoint the median over windows of each ratio (lowest at, middle/lowest "
+          "and last: of the median profile),\nroot mean square over networks at birth (± standard error over windows or networks)")  # fmt: skip
     print(cli.table(["network", "shape", "first/middle", "last/middle", "last/next", "lowest at", "middle/lowest", "last"], rows))
 
     changed = changes(*(profiles_WL for profiles_WL, _ in runs.values())) if len(runs) == 2 else {}
     if changed:
-        words = dict(primacy="first/middle", recency="last/middle", anchor="last/next")
+        ends = dict(primacy="first/middle", recency="last/middle", anchor="last/next")
         print("From birth to the checkpoint, window by window (median, ± standard error over windows): "
-              + ", ".join(f"{words[key]} times {cli.number(each['median'], each['stderr'])}" for key, each in changed.items()))  # fmt: skip
+              + ", ".join(f"{ends[key]} times {cli.number(each['median'], each['stderr'])}" for key, each in changed.items()))  # fmt: skip
 
     name = next(iter(runs))
     at_birth = name == "at birth"
     profiles_WL, probe_WL = runs[name]
-    shown_L, stderr_L = combine(profiles_WL, at_birth)
-    if len(profiles_WL) == 1:
-        stderr_L = probe_WL[0]
+    shown_L, stderr_L, error = drawn(profiles_WL, probe_WL, at_birth)
     curves, comparisons, theory = {}, [], None
     if "at birth" in runs:
         birth_WL = runs["at birth"][0]
@@ -175,23 +192,24 @@ def main(args):
             print(f"no kernel theory: {refusal}")
         else:
             curves["kernel theory at birth (band: one seed's scatter)"] = (theory.finite_width_L, theory.cv / 2)
-            comparisons.append(["at birth", "kernel theory", *distances(birth_WL, theory.finite_width_L, scaled=False)])
+            comparisons.append(["at birth", "kernel theory", *distances(birth_WL, lambda rms_L: theory.finite_width_L, scaled=False)])
     rolled = None
     if args.rollout:
         rolled = roll_out(decoder, config, windows_WL, switches, args)
         rollout_L = np.mean([each.rollout_L for each in rolled], axis=0)
         curves["attention rollout (scale fitted)"] = rollout_L * np.exp(np.median(np.log(shown_L / np.maximum(rollout_L, 1e-300))))
-        comparisons.append([name, "attention rollout", *distances(profiles_WL, rollout_L, True, at_birth)])
+        comparisons.append([name, "attention rollout", *distances(profiles_WL, lambda shown_L: rollout_L, True, at_birth)])
         print("\nStrength of each layer's attention at the last position, and its attention to the first token")
         print(cli.table(["layer", "strength", "first token"], [
-            [n + 1, f"{a:.3f}", f"{f:.3f}"] for n, (a, f) in enumerate(zip(np.mean([r.strengths_N for r in rolled], axis=0),
+            [n + 1, f"{a:.3g}", f"{f:.3g}"] for n, (a, f) in enumerate(zip(np.mean([r.strengths_N for r in rolled], axis=0),
                                                                        np.mean([r.first_token_N for r in rolled], axis=0)))]))  # fmt: skip
     strength, fitted_L = paper.fit(shown_L, config, switches, source=args.source)
     curves[f"paper's operator, a fitted: {strength:.3f}"] = fitted_L
     for each, (profiles, _) in runs.items():
         combined_L, _ = combine(profiles, each == "at birth")
-        a, fit_L = paper.fit(combined_L, config, switches, source=args.source)
-        comparisons.append([each, f"paper's operator, fitted a={a:.3f}", *distances(profiles, fit_L, True, each == "at birth")])
+        fit = lambda p: paper.fit(p, config, switches, source=args.source)  # noqa: E731
+        comparisons.append([each, f"paper's operator, fitted a={fit(combined_L)[0]:.3f}",
+                            *distances(profiles, lambda p: fit(p)[1], True, each == "at birth")])  # fmt: skip
     print("\nDistance of the predictions: rank correlation, and median and largest |ln measured/predicted| over positions")
     print(cli.table(["network", "prediction", "Spearman", "median", "max"], comparisons))
 
@@ -199,19 +217,23 @@ def main(args):
         kept["summary"] = summaries[each]
     content |= dict(change=changed, theory=theory, paper=dict(strength=strength, profile=fitted_L), rollout=rolled)
     cli.write_json(folder / "results.json", content)
-    figure = plot.influence_figure(shown_L, stderr_L=stderr_L, curves=curves, summary=summaries[name], caption=cli.command(),
+    figure = plot.influence_figure(shown_L, stderr_L=stderr_L, error=error, curves=curves, summary=summaries[name], caption=cli.command(),
                                    measured_label=name, title=f"{config.family}, {config.layers} layers, width {config.width}")  # fmt: skip
     plot.save(figure, folder / "influence.png")
     print(f"\nwrote {folder / 'influence.png'} and {folder / 'results.json'}")
 
 
-def distances(profiles_WL, predicted_L, scaled, at_birth=True):
-    """Spearman, median and largest log-distance of the combined profile from a prediction, as text."""
+def distances(profiles_WL, predict, scaled, at_birth=True):
+    """Spearman, median and largest log-distance of the combined profile from `predict` of it, as text.
+
+    At birth with standard errors: `predict`, which may fit something, sees the profile without each network.
+    """
     names = ("spearman", *(f"{'shape_' * scaled}log_{which}" for which in ("median", "max")))
     if at_birth:
-        value, error = profile.jackknife(lambda p: profile.compare(p, predicted_L), profiles_WL)
+        value, error = profile.jackknife(lambda p: profile.compare(p, predict(p)), profiles_WL)
     else:
-        value, error = profile.compare(combine(profiles_WL, False)[0], predicted_L), {}
+        combined_L, _ = combine(profiles_WL, False)
+        value, error = profile.compare(combined_L, predict(combined_L)), {}
     return [cli.number(value[name], error.get(name, np.nan)) for name in names]
 
 

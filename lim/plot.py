@@ -60,6 +60,7 @@ class Cell:
       predicted_L: [L].
       coordinates: value of each grid axis, as in {"rope": "off", "residual": 0.5}.
       summary: the `profile.Summary` of measured_L, where its verdict knows standard errors.
+      prediction: what predicted_L is, for the legend.
     """
 
     label: str
@@ -68,12 +69,13 @@ class Cell:
     predicted_L: np.ndarray | None = None
     coordinates: Mapping = dataclasses.field(default_factory=dict)
     summary: profile.Summary | None = None
+    prediction: str = "predicted"
 
 
 def influence_figure(
     measured_L: ArrayLike, *, stderr_L: ArrayLike | None = None, curves: Mapping[str, ArrayLike | tuple[ArrayLike, ArrayLike]] | None = None,
     summary: profile.Summary | None = None, title: str = "", caption: str = "", ylabel: str = INFLUENCE, measured_label: str = "measured",
-    decades: float = 12, width: float = 6.5,
+    error: str = "standard error", decades: float = 12, width: float = 6.5,
 ) -> Figure:  # fmt: skip
     """A measured profile, its band of ± 1 standard error, and curves beside it.
 
@@ -83,11 +85,12 @@ def influence_figure(
       measured_L: [L].
       stderr_L: [L] standard errors; NaN where not known (no band there).
       curves: label → profile [L], or label → (profile [L], relative band); the band, a number or [L], is drawn as
-        profile·(1 ± band).
+        profile·exp(± band).
       summary: the `profile.Summary` of measured_L, for its shape and the standard errors of its ratios.
       title: above the figure.
       caption: below it, in small monospace: the command that makes the figure again.
       ylabel, measured_label: label of the vertical axis, and of the measured line.
+      error: what the standard errors are, for the legend; it is left out where none is above 0.
       decades: the vertical axis reaches about this far below the highest value; what lies below is marked at the edge.
       width: in inches.
 
@@ -104,7 +107,7 @@ def influence_figure(
         ax, left, right, height = fig.subplots(), 0.72, 0.48, max(0.42 * width, 2.0)
         _position_axis(ax, length, width - left - right)
         _height_axis(ax, _limits(_heights(measured_L, stderr_L, curves), decades, room=0.33 / height))
-        _draw(ax, measured_L, stderr_L, curves, measured_label + _error_label([stderr_L]))
+        _draw(ax, measured_L, stderr_L, curves, measured_label + _error_label([stderr_L], error))
         if length > 2:
             _annotate(ax, measured_L, summary, narrow=width < 5)
         _lay_out(fig, np.array([[ax]]), width, height, left=left, right=right, title=title, caption=caption,
@@ -113,7 +116,7 @@ def influence_figure(
 
 
 def grid_figure(cells: Iterable[Cell], *, rows: str | None = None, cols: str | None = None, title: str = "", caption: str = "",
-                ylabel: str = INFLUENCE, share_y: bool = True, decades: float = 6, width: float = 7.0) -> Figure:  # fmt: skip
+                ylabel: str = INFLUENCE, error: str = "standard error", share_y: bool = True, decades: float = 6, width: float = 7.0) -> Figure:  # fmt: skip
     """Small multiples: a panel per cell, measured (± 1 standard error) and predicted, on shared axes.
 
     Over each panel stand its shape and the ratios of first and last position to the middle.
@@ -122,7 +125,7 @@ def grid_figure(cells: Iterable[Cell], *, rows: str | None = None, cols: str | N
       cells: a sequence of `Cell`.
       rows, cols: names of grid axes that arrange the panels: each value of it a row or a column, in order of first
         appearance. With one of them, cells fill the other direction in their order; with neither, up to four columns.
-      title, caption, ylabel, decades, width: as in `influence_figure`.
+      title, caption, ylabel, error, decades, width: as in `influence_figure`.
       share_y: one vertical axis for all; False gives each panel its own.
 
     Raises:
@@ -139,7 +142,8 @@ def grid_figure(cells: Iterable[Cell], *, rows: str | None = None, cols: str | N
     panel_width = (width - left - right - (len(col_names) - 1) * between) / len(col_names)
     names = {place: [] if rows and cols else textwrap.wrap(cell.label, int(17 * panel_width)) for place, cell in placed.items()}
     labels = 0.12 + 0.13 * max(map(len, names.values()))  # inches over a panel for its shape, and its name above
-    measured_label = "measured" + _error_label(panel[1] for panel in data.values() if panel)
+    measured_label = "measured" + _error_label((panel[1] for panel in data.values() if panel), error)
+    predictions = list(dict.fromkeys(name for panel in data.values() if panel for name in panel[2]))
     with matplotlib.rc_context(STYLE):
         fig = Figure()
         axes = fig.subplots(len(row_names), len(col_names), squeeze=False)
@@ -153,7 +157,7 @@ def grid_figure(cells: Iterable[Cell], *, rows: str | None = None, cols: str | N
             _height_axis(ax, shared if share_y else _limits(heights[place], decades, room=0.08), fontsize=6)
             _panel_title(ax, "\n".join(names[place]), panel, placed[place].summary, panel_width)
             if panel:
-                _draw(ax, *panel, measured_label, small=True)
+                _draw(ax, *panel, measured_label, small=True, names=predictions)
             lowest = not any((below, place[1]) in placed for below in range(place[0] + 1, len(row_names)))
             ax.tick_params(labelbottom=lowest or len(lengths) > 1, labelleft=place[1] == 0 or not share_y)
         _name_lines(axes, rows, cols, row_names, col_names, 72 * labels + 4)
@@ -183,32 +187,40 @@ def save(fig: Figure, path: str | os.PathLike) -> pathlib.Path:
 # --- what is drawn in one panel ---------------------------------------------------------------------------------------
 
 
-def _draw(ax, measured_L, stderr_L, curves, measured_label, small=False):
+def _draw(ax, measured_L, stderr_L, curves, measured_label, small=False, names=None):
     """Lines and bands, and a row of marks per line at the lower edge where it is zero or below the axis.
 
-    The limits of the axis are set before: a line leaves through the lower edge, as it would for lower values yet.
+    The limits of the axis are set before: a line leaves through the lower edge, as it would for lower values yet. `names` are the
+    curves of all panels, so that each has its colour in every one of them.
     """
-    lines: list[tuple] = [(measured_label, measured_L, stderr_L, MEASURED, "-")]
-    for number, (label, (curve_L, band_L)) in enumerate(curves.items()):
-        width_L = None if band_L is None else curve_L * band_L
-        lines.append((label, curve_L, width_L, PREDICTED[number % len(PREDICTED)], DASHES[number % len(DASHES)]))
-    x_L, bottom, rows_of_marks = positions(len(measured_L)), ax.get_ylim()[0], 0
-    for row, (label, line_L, width_L, color, dash) in enumerate(lines):
+    edges = None if stderr_L is None else (measured_L - stderr_L, measured_L + stderr_L)
+    lines: list[tuple] = [(measured_label, measured_L, edges, MEASURED, "-")]
+    for label, (curve_L, band_L) in curves.items():
+        number = (names or list(curves)).index(label)
+        edges = None if band_L is None else (curve_L * np.exp(-band_L), curve_L * np.exp(band_L))
+        lines.append((label, curve_L, edges, PREDICTED[number % len(PREDICTED)], DASHES[number % len(DASHES)]))
+    x_L, bottom = positions(len(measured_L)), ax.get_ylim()[0]
+    for row, (label, line_L, edges, color, dash) in enumerate(lines):
         ax.plot(x_L, line_L, color=color, ls=dash, lw=1.1 if small else 1.4, label=label, zorder=3 + (row > 0),
                 **_dots(x_L, seen=row == 0 and not small))  # fmt: skip
-        if width_L is not None:
-            lower_L = np.maximum(line_L - width_L, bottom / 10)  # a polygon needs corners that are not infinitely far
-            ax.fill_between(x_L, lower_L, line_L + width_L, color=color, alpha=0.22, lw=0, zorder=2 - (row > 0))
-        below = _spaced(x_L[line_L < bottom], gap=0.7 if small else 0.35)
-        if len(below):
-            edge = offset_copy(ax.get_xaxis_transform(), ax.get_figure(), y=3 + 5 * rows_of_marks, units="points")
-            ax.plot(below, np.zeros(len(below)), "v", transform=edge, ms=2.6 if small else 3.6, mfc="white", mec=color,
-                    mew=0.6 if small else 0.8, label="_below", zorder=6, clip_on=False)  # fmt: skip
-            rows_of_marks += 1
+        if edges is not None:
+            lower_L = np.maximum(edges[0], bottom / 10)  # a polygon needs corners that are not infinitely far
+            ax.fill_between(x_L, lower_L, edges[1], color=color, alpha=0.22, lw=0, zorder=2 - (row > 0))
+        _mark_below(ax, x_L, line_L, color, small)
 
 
-def _error_label(stderrs) -> str:
-    return " ± 1 standard error" if any(e is not None and np.isfinite(e).any() for e in stderrs) else ""
+def _mark_below(ax, x_L, line_L, color, small=False):
+    """A row of marks over those that are there, where a line is zero or below the axis."""
+    below = _spaced(x_L[line_L < ax.get_ylim()[0]], gap=0.7 if small else 0.35)
+    if len(below):
+        rows_of_marks = sum(line.get_label() == "_below" for line in ax.lines)
+        edge = offset_copy(ax.get_xaxis_transform(), ax.get_figure(), y=3 + 5 * rows_of_marks, units="points")
+        ax.plot(below, np.zeros(len(below)), "v", transform=edge, ms=2.6 if small else 3.6, mfc="white", mec=color,
+                mew=0.6 if small else 0.8, label="_below", zorder=6, clip_on=False)  # fmt: skip
+
+
+def _error_label(stderrs, error) -> str:
+    return f" ± 1 {error}" if any(e is not None and np.any(np.nan_to_num(e) > 0) for e in stderrs) else ""
 
 
 def _dots(x_L, seen):
@@ -267,7 +279,7 @@ def _number(value, stderr=math.nan, digits=3) -> str:
     """A number as one reads it, 19.0 ± 0.4 or (6.1 ± 0.2)·10⁴: rounded where its standard error begins."""
     if not math.isfinite(value):
         return "0/0" if math.isnan(value) else "∞"
-    power = int(f"{value:.{digits - 1}e}".split("e")[1])
+    power = int(f"{max(abs(value), stderr if math.isfinite(stderr) else 0):.{digits - 1}e}".split("e")[1])
     unit = 0 if -2 <= power < 4 else power
     value, times = value / 10.0**unit, f"·10{_superscript(unit)}" if unit else ""
     if not (math.isfinite(stderr) and stderr > 0):
@@ -327,11 +339,16 @@ def position_ticks(length: int, em: float) -> tuple[np.ndarray, list[str]]:
     return np.array([(token - 0.5) / length for token, _ in ticks]), [label for _, label in ticks]
 
 
-def _position_axis(ax, length, inches, fontsize=7.5):
+def _position_axis(ax, length, inches, fontsize=7.5, fraction=False):
+    """Tokens of one length, or (`fraction`) decimal fractions of texts of several, as wide as this one needs."""
     edge = 1.08 * math.log(2 * length) if length > 1 else 1.0
     ax.set_xscale("logit")
     ax.set_xlim(*expit([-edge, edge]))
     x, labels = position_ticks(length, em=2 * edge * fontsize / 72 / inches)
+    if fraction:
+        ends = [10.0**-k for k in range(1, len(str(2 * length)))]
+        x = np.array([*sorted(ends), 0.5, *(1 - end for end in ends)])
+        labels = [f"{place:.{max(len(str(2 * length)) - 1, 1)}f}".rstrip("0") for place in x]
     ax.xaxis.set(major_locator=FixedLocator(x.tolist()), major_formatter=FixedFormatter(labels))
     ax.xaxis.set(minor_locator=NullLocator(), minor_formatter=NullFormatter())
     ax.tick_params(axis="x", labelsize=fontsize, length=3, width=0.6)
@@ -346,8 +363,13 @@ def _height_axis(ax, limits, fontsize=7.5):
     def power(value, _):
         return f"{value:g}" if plain else f"10{_superscript(math.log10(value))}"
 
+    none = math.ceil(low) > math.floor(high)  # no power of ten in sight at all
+
     def multiple(value, _):
-        return f"{value:g}" if plain and f"{value:.0e}"[0] in between else ""
+        digit, power = f"{value:.0e}".split("e")
+        if digit not in between or not (plain or none):
+            return ""
+        return f"{value:g}" if plain else f"{digit}·10{_superscript(int(power))}"
 
     ax.set_yscale("log", nonpositive="clip")
     ax.set_ylim(*limits)
@@ -363,7 +385,7 @@ def _heights(measured_L, stderr_L, curves):
     """All that the vertical axis of a panel must hold; the lower edge of a band may leave it."""
     heights = [measured_L] if stderr_L is None else [measured_L, measured_L + np.nan_to_num(stderr_L)]
     for curve_L, band_L in curves.values():
-        heights += [curve_L] if band_L is None else [curve_L, curve_L * (1 + band_L)]
+        heights += [curve_L] if band_L is None else [curve_L, curve_L * np.exp(band_L)]
     return heights
 
 
@@ -390,7 +412,7 @@ def _spaced(x, gap):
 # --- the figure around the panels -------------------------------------------------------------------------------------
 
 
-def _lay_out(fig, axes, width, panel_height, *, left, right, between=0.0, gap=0.0, head=0.0, title, caption, lengths, ylabel):
+def _lay_out(fig, axes, width, panel_height, *, left, right, between=0.0, gap=0.0, head=0.0, title, caption, lengths, ylabel, xlabel=None):
     """Sizes the figure around its panels, all in inches: strips for title, legend and `head` above, for words below."""
     handles, lines = _legend_handles(axes.flat), _wrapped(caption, width - 0.2)
     letters = [len(label) + 9 for label in handles]
@@ -409,7 +431,7 @@ def _lay_out(fig, axes, width, panel_height, *, left, right, between=0.0, gap=0.
                borderaxespad=0, borderpad=0, ncols=columns, handlelength=2.8, labelspacing=0.3)  # fmt: skip
     fig.suptitle(title, x=0.08 / width, y=1 - 0.08 / height, ha="left", va="top", fontsize=9.5, fontweight="bold")
     size = f"L = {lengths[0]}" if len(lengths) == 1 else "L"
-    fig.supxlabel(f"token, of {size} (logit axis: both ends magnified)", x=(left + width - right) / 2 / width,
+    fig.supxlabel(f"{xlabel or f'token, of {size}'} (logit axis: both ends magnified)", x=(left + width - right) / 2 / width,
                   y=(below + 0.02) / height, va="bottom", fontsize=8)  # fmt: skip
     fig.supylabel(ylabel, x=0.07 / width, y=(bottom + panels / 2) / height, ha="left", fontsize=8)
     if axes.size > 1 and panel_width > WIDE:
@@ -519,7 +541,7 @@ def _check_cell(cell: Cell) -> tuple[np.ndarray, np.ndarray | None, dict] | None
     _check_summary(cell.summary, f"summary of {cell.label!r}", measured_L)
     if cell.predicted_L is None:
         return measured_L, stderr_L, {}
-    return measured_L, stderr_L, {"predicted": _check_curve(cell.label, cell.predicted_L, measured_L)}
+    return measured_L, stderr_L, {cell.prediction: _check_curve(cell.label, cell.predicted_L, measured_L)}
 
 
 # --- curves against a size --------------------------------------------------------------------------------------------
@@ -677,12 +699,13 @@ def place_figure(panels: Sequence[Panel], *, xlabel: str = "place of the pair in
 
 
 def bundle_figure(profiles: Mapping[Any, tuple], *, axis: str, title: str = "", caption: str = "", ylabel: str = INFLUENCE,
-                  decades: float = 9, width: float = 6.5) -> Figure:  # fmt: skip
+                  predicted: str = "predicted", decades: float = 9, width: float = 6.5) -> Figure:  # fmt: skip
     """Profiles along one axis of a grid in one panel, coloured in the axis' order; predictions dashed in the same colour.
 
     Args:
-      profiles: value of the axis → (measured_L, predicted_L or None), in order; lengths may differ.
-      axis: its name, for the legend.
+      profiles: value of the axis → (measured_L, predicted_L or None), in order; with several lengths the position is a fraction of
+        the text, (j+½)/L.
+      axis, predicted: its name, and what the predictions are, for the legend.
       title, caption, ylabel, decades, width: as in `influence_figure`.
 
     Raises:
@@ -700,17 +723,20 @@ def bundle_figure(profiles: Mapping[Any, tuple], *, axis: str, title: str = "", 
     with matplotlib.rc_context(STYLE):
         fig = Figure()
         ax, left, right, height = fig.subplots(), 0.72, 0.2, max(0.5 * width, 2.0)
-        _position_axis(ax, max(lengths), width - left - right)
+        _position_axis(ax, max(lengths), width - left - right, fraction=len(lengths) > 1)
         _height_axis(ax, _limits(heights, decades, room=0.05))
         for color, (name, (measured_L, predicted_L)) in zip(colors, pairs.items()):
             x_L = positions(len(measured_L))
             ax.plot(x_L, measured_L, color=color, lw=1.3, label=f"{axis} = {name}", zorder=3, **_dots(x_L, seen=True))
             if predicted_L is not None:
                 ax.plot(x_L, predicted_L, color=color, lw=1.0, ls=DASHES[0], zorder=4)
+            for line_L in (measured_L, predicted_L):
+                if line_L is not None:
+                    _mark_below(ax, x_L, line_L, color, small=True)
         if any(predicted_L is not None for _, predicted_L in pairs.values()):
-            ax.plot([], [], color=SOFT, lw=1.0, ls=DASHES[0], label="predicted")
+            ax.plot([], [], color=SOFT, lw=1.0, ls=DASHES[0], label=predicted)
         _lay_out(fig, np.array([[ax]]), width, height, left=left, right=right, title=title, caption=caption,
-                 lengths=lengths, ylabel=ylabel)  # fmt: skip
+                 lengths=lengths, ylabel=ylabel, xlabel="place in the text, as a fraction" if len(lengths) > 1 else None)  # fmt: skip
     return fig
 
 
@@ -773,8 +799,11 @@ def lines_figure(x: ArrayLike, series: Mapping[str, tuple], *, xlabel: str, ylab
                 ax.fill_between(x, np.subtract(y_X, error_X), np.add(y_X, error_X), color=color, alpha=0.18, linewidth=0)
         for label, level in (levels or {}).items():
             ax.axhline(level, color=SOFT, linestyle=DASHES[0], linewidth=1, label=label)
-        ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
-        if yscale == "log":
+        ax.set(xlabel=xlabel, ylabel=ylabel)
+        if yscale == "log" and not any(np.any(np.asarray(y_X) > 0) for y_X, _ in series.values()):
+            ax.text(0.5, 0.5, "zero everywhere", transform=ax.transAxes, ha="center", va="center", color=SOFT)
+        elif yscale == "log":
+            ax.set_yscale(yscale)
             _height_axis(ax, ax.get_ylim(), 8)
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)

@@ -38,8 +38,8 @@ class Summary:
       middle_over_valley: middle/min; at least 1. How much lower than the middle the lowest position is.
       peak_over_valley: max/min.
       shape: see `shape`.
-      delta: whether recency is all there is: `shape` is "recency" and the positions before the last are level, every
-        tenth of them with a median within 10 % of the middle (either way).
+      delta: whether recency is all there is: `shape` is "recency" and the positions before the last are level: every
+        tenth of them has a median within 10 % of the middle (either way), and each of the three before the last lies there, too.
     """
 
     length: int
@@ -282,10 +282,11 @@ class Boundaries:
     Attributes:
       count: boundaries that were averaged.
       offsets_O: positions from the boundary; 0 is the separator, 1 the document's first token.
-      aligned_O, shuffled_O: mean over boundaries, and its mean over shuffles.
-      spread_O: standard deviation of the mean over shuffles: its standard error if boundaries meant nothing.
+      aligned_O, shuffled_O: mean over boundaries of their own windows, and of all other windows at the same places.
+      spread_O: standard deviation of aligned - shuffled over shuffles: its standard error if boundaries meant nothing.
       d_O: (aligned - shuffled) / scatter.
-      peak, peak_p: the offset from 0 on at which |d| is largest, and the share of shuffles whose largest |d| there is no smaller.
+      peak, peak_p: the offset from 0 on at which |d| is largest, and the share of shuffles whose largest |d| there is no smaller: at
+        least 1 over the number of ways to deal the boundaries to windows, and nan where there are two, which differ in sign alone.
     """
 
     count: int
@@ -299,16 +300,17 @@ class Boundaries:
 
 
 def boundaries(profiles_WL: ArrayLike, boundary_WL: ArrayLike, radius: int = 8, shuffles: int = 2000, seed: int = 0) -> Boundaries:
-    """How much more influence there is near boundaries than the neighbourhood has, with shuffled controls.
+    """How much more influence there is near boundaries than the neighbourhood has, with controls at the same positions.
 
     Each profile is taken as ln influence less its running median over 4·radius + 1 positions, which takes out the U. A
-    shuffle deals the windows' boundaries to other windows, so that controls lie at the same positions.
+    boundary's controls are all other windows at its place, never its own. A shuffle deals the windows' boundaries to windows at
+    random, and compares each with the others of its new window; one shuffle in W! leaves all where they are, so p is exact.
 
     Args:
       profiles_WL: influence, positive.
       boundary_WL: where boundaries are.
       radius: offsets that are looked at, on either side; boundaries nearer than 2·radius to an end are left out.
-      shuffles, seed: of the controls.
+      shuffles, seed: of the windows.
 
     Raises:
       ValueError: there is no boundary to average, or only one window.
@@ -322,20 +324,22 @@ def boundaries(profiles_WL: ArrayLike, boundary_WL: ArrayLike, radius: int = 8, 
     above_WL = np.log(profiles_WL)
     above_WL = above_WL - scipy.ndimage.median_filter(above_WL, size=(1, 4 * radius + 1), mode="nearest")
     scatter = above_WL[:, 2 * radius : length - 2 * radius].std()
+    others_WL = (above_WL.sum(0) - above_WL) / (windows - 1)
     of_B, at_B = np.nonzero(boundary_WL)
     offsets_O, rng = np.arange(-radius, radius + 1), np.random.default_rng(seed)
 
-    def mean_around(window_B):
-        return above_WL[window_B[:, None], at_B[:, None] + offsets_O].mean(0)
+    def mean_around(values_WL, window_B):
+        return values_WL[window_B[:, None], at_B[:, None] + offsets_O].mean(0)
 
-    aligned_O = mean_around(of_B)
-    null_SO = np.stack([mean_around(rng.permutation(windows)[of_B]) for _ in range(shuffles)])
-    shuffled_O, d_O = null_SO.mean(0), (aligned_O - null_SO.mean(0)) / scatter
-    ahead = slice(radius, None)
+    aligned_O, shuffled_O = mean_around(above_WL, of_B), mean_around(others_WL, of_B)
+    null_SO = np.stack([mean_around(above_WL - others_WL, rng.permutation(windows)[of_B]) for _ in range(shuffles)])
+    ahead, d_O = slice(radius, None), (aligned_O - shuffled_O) / scatter
     peak = int(np.argmax(np.abs(d_O[ahead])))
-    largest_S = np.abs(null_SO - shuffled_O)[:, ahead].max(1) / scatter
-    peak_p = (1 + np.sum(largest_S >= np.abs(d_O[ahead]).max())) / (1 + shuffles)
-    return Boundaries(len(at_B), offsets_O, aligned_O, shuffled_O, null_SO.std(0), d_O, peak, float(peak_p))
+    largest_S = np.abs(null_SO[:, ahead]).max(1) / scatter
+    as_large = largest_S >= abs(d_O[radius + peak]) - 1e-9  # the same sum in another order is no smaller
+    few = math.perm(windows, len(set(of_B))) < 3
+    return Boundaries(len(at_B), offsets_O, aligned_O, shuffled_O, null_SO.std(0), d_O, peak,
+                      math.nan if few else float((1 + as_large.sum()) / (1 + shuffles)))  # fmt: skip
 
 
 def spearman(measured_L: ArrayLike, predicted_L: ArrayLike) -> float:
@@ -478,8 +482,9 @@ def _ratio(above, below) -> float:
 
 
 def _level(profile_L, centre) -> bool:
-    """Whether every tenth of a profile has a median within the margin of its middle."""
-    medians = np.array([np.median(tenth) for tenth in np.array_split(profile_L, min(10, len(profile_L)))])
+    """Whether every tenth of a profile has a median within the margin of its middle, and its last three positions lie there."""
+    tenths = np.array_split(profile_L, min(10, len(profile_L)))
+    medians = np.array([*map(np.median, tenths), *profile_L[-3:]])
     return bool(np.all(medians <= (1 + MARGIN) * centre) and np.all(centre <= (1 + MARGIN) * medians))
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lim import profile, tokens
@@ -35,6 +36,7 @@ AXES = ("model", "tokens", "layers", "width", "length", *SWITCHES)
 METRICS = (*(field.name for field in dataclasses.fields(profile.Summary) if field.type in (int, float)
              and field.name != "length" and not field.name.endswith("_se")), "seconds")  # fmt: skip
 THEORY_METRICS = ("bias", "cv", "logit_variance")
+NOT_HEARD = "influence is zero everywhere: below float32's reach"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Grid:
     Attributes:
       config: the network, where `model` is no axis.
       axes: name → {text: value} in the order of the dimensions; the names are `AXES`. A model's value is its Config, that
-        of tokens an array of ids (seed s reads the s-th of evenly spaced windows) or None for random ones, anew for each seed.
+        of tokens an array of ids (see `window`) or None for random ones, anew for each seed.
       seeds: each draws weights, probes and random tokens.
       length: of the text, where it is no axis.
       output, source: as in `lim.influence`.
@@ -111,7 +113,7 @@ class Grid:
                 raise ValueError(f"tokens={labels['tokens']}: must hold integers of at least 0")
             if ids.max() >= config.vocab:
                 raise ValueError(f"tokens={labels['tokens']}: holds the id {ids.max()}, this model ends at {config.vocab - 1}")
-            ids = tokens.windows(ids, length, len(self.seeds))
+            ids = np.stack([window(ids, length, seed) for seed in self.seeds])
         return Configuration(place, labels, config, length, switches, ids, self._probes(config))
 
     def _probes(self, config):
@@ -134,8 +136,10 @@ class Grid:
         plain: dict[str, Callable] = {"model": dataclasses.asdict, "tokens": lambda ids: None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest()}
         axes = {name: {text: plain.get(name, lambda v: v)(value) for text, value in values.items()}
                 for name, values in self.axes.items()}  # fmt: skip
+        text = any(ids is not None for ids in self.axes.get("tokens", {}).values())
+        which = dict(windows="by seed") if text else {}  # older stores of text read others, and must not go on with these
         return dict(model=dataclasses.asdict(self.config), axes=axes, seeds=list(self.seeds), length=self.length,
-                    output=self.output, source=self.source, probes=self.probes)  # fmt: skip
+                    output=self.output, source=self.source, probes=self.probes) | which  # fmt: skip
 
     @classmethod
     def from_spec(cls, spec: dict) -> "Grid":
@@ -156,6 +160,22 @@ class Grid:
                 if name in ("layers", "width", "length") else list(values) for name, values in self.axes.items()}  # fmt: skip
         return Store(path, axes=axes, seeds=self.seeds, length=max(c.length for c in self.configurations), metrics=METRICS,
                      theory_metrics=THEORY_METRICS, grid=self.spec(), attributes=attributes)  # fmt: skip
+
+
+def window(ids: np.ndarray, length: int, seed: int) -> np.ndarray:
+    """The window [length] of a text that a seed reads, whatever other seeds there are.
+
+    A text has as many windows as fit without overlap, evenly spaced. Seeds 0, 1, 2, … take them in bit-reversed order (of
+    eight: 0, 4, 2, 6, 1, 5, 3, 7), so that the first few are spread over the text; then they begin again.
+
+    Raises:
+      ValueError: as `tokens.windows`.
+    """
+    count = max(len(ids) // length, 1)
+    bits = (count - 1).bit_length()
+    order = [n for i in range(2**bits) if (n := int(f"{i:0{bits}b}"[::-1], 2)) < count]
+    start = order[seed % count] * (len(ids) - length) // max(count - 1, 1)
+    return tokens.windows(ids[start : start + length], length)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,19 +263,31 @@ def _shape(configuration):
 def _verdict(cell, result, seconds):
     if isinstance(result, str):
         return Outcome(cell, "failed", result), {}
-    bad = ~np.isfinite(result.influence_L)
-    if bad.any():
-        return Outcome(cell, "failed", f"influence is not finite at {bad.sum()} of {len(bad)} positions"), {}
+    if why := fault(result.influence_L):
+        return Outcome(cell, "failed", why), {}
     summary = profile.summarize(result.influence_L)
     metrics = [getattr(summary, name, seconds) for name in METRICS]
     return Outcome(cell, "done"), dict(influence=result.influence_L, stderr=result.stderr_L, metrics=metrics)
 
 
+def fault(influence_L: np.ndarray) -> str:
+    """Why a measured profile cannot be used, or nothing."""
+    if bad := np.sum(~np.isfinite(influence_L)):
+        return f"influence is not finite at {bad} of {len(influence_L)} positions"
+    return "" if np.any(influence_L) else NOT_HEARD
+
+
 def predict(grid: Grid, configuration: Configuration) -> dict:
-    """What theory says of a configuration, as variables of the store."""
+    """What theory says of a configuration, as variables of the store.
+
+    Where the kernel theory's matrices would not fit into memory it is not begun, and `theory_error` says so.
+    """
     c = configuration
     where: dict[str, Any] = dict(source=grid.source, read=-1)
     values = dict(operator=paper.predict(c.config, c.length, c.switches, **where))
+    needed, free = 8 * c.length**2 * (c.config.layers + 16), psutil.virtual_memory().available
+    if needed > free:
+        return values | dict(theory_error=f"length={c.length}: the kernel theory needs about {needed / 1e9:.2g} GB of memory, {free / 1e9:.2g} GB are free")
     try:
         # seeds that read different tokens have different profiles, whose squares are averaged; None: all of them distinct
         texts_WL = [None] if c.tokens_WL is None else c.tokens_WL
@@ -266,6 +298,8 @@ def predict(grid: Grid, configuration: Configuration) -> dict:
         return values | dict(theory=profile.rms([t.finite_width_L for t in each]), theory_metrics=metrics)
     except ValueError as error:
         return values | dict(theory_error=str(error))
+    except MemoryError:
+        return values | dict(theory_error=f"length={c.length}: the kernel theory ran out of memory")
 
 
 class _Runner:

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -14,10 +15,11 @@ import types
 import kill_training
 import numpy as np
 import pytest
+import stand_ins
 import zarr
 
 import lim
-from experiments import bench, cli, measure
+from experiments import ablate, bench, cli, measure
 from lim import profile, rollout, sweep
 from lim.theory import paper
 
@@ -68,6 +70,8 @@ BAD_ABLATE = [
     ("--model=gpt2 --rope=on", "rope=1.0: gpt2 has none, so only off"),
     ("--model=gpt9", "--model=gpt9: model='gpt9': allowed are small, gpt2"),
     ("--model=.", "cannot be read as a config.json"),
+    ("--seed=4294967296", "--seed=4294967296: '4294967296': allowed are integers of at least 0, at most 4294967295"),
+    ("--seed=4294967295 --seeds=2", "--seed=4294967295, --seeds=2: the last seed is 4294967296, allowed is at most 4294967295"),
     ("--layers=0", "--layers=0: '0': allowed are integers of at least 1"),
     ("--layers=two", "--layers=two: 'two': allowed are integers"),
     ("--width=100", "width=100: must be a multiple of"),
@@ -118,6 +122,8 @@ BAD_MEASURE = [
     ("--length=10000000", "length=10000000: the text has only"),
     ("--residual=1e300", "--residual=1e300: '1e300': allowed are on, off or a number of at least 0, at most 3.4e+38"),
     ("--windows=0", "--windows=0: '0': allowed are integers of at least 1"),
+    ("--seed=99999999999999999999", "allowed are integers of at least 0, at most 4294967295"),
+    ("--seed=4294967295 --windows=2", "--seed=4294967295, --windows=2: the last seed is 4294967296"),
     ("--compare=trained", "--compare=trained"),
     ("--rope=on,off", "--rope=on,off: 'on,off': allowed are"),
     ("--source=-1", "--source=-1: '-1': allowed are integers of at least 0"),
@@ -241,6 +247,16 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path):
         assert err.count("\n") == 1 and err.startswith(f"experiments.{name}: ") and message in err and err[:-1].isprintable(), (words, err)
 
 
+def rows_of(out, title):
+    """The rows of the printed table whose first line contains `title`: column → text."""
+    lines = out[out.index(title) :].splitlines()
+    rule = next(i for i, line in enumerate(lines) if line.startswith("─"))
+    columns = [match.span() for match in re.finditer("─+", lines[rule])]
+    read = lambda line: [line[begin:end].strip() for begin, end in columns]  # noqa: E731
+    end = next(i for i in range(rule + 1, len(lines)) if not lines[i].strip() or len(lines[i]) != len(lines[rule]))
+    return [dict(zip(read(lines[rule - 1]), read(line))) for line in lines[rule + 1 : end]]
+
+
 TINY = "--layers=2 --width=32 --length=12 --seeds=3"
 
 
@@ -279,7 +295,107 @@ def test_ablate_writes_the_librarys_numbers(tmp_path):
         assert float(row["paper_fitted_a"]) == pytest.approx(strength)
         for kind, operator_L in dict(implied=cells.operator.values, fitted=fitted_L).items():
             assert float(row[f"paper_{kind}_log_max"]) == pytest.approx(lim.compare(lim.rms(cells.influence.values), operator_L)["shape_log_max"])
-        assert f"{summary.primacy:.0f}"[:2] in out
+        (told,) = [row for row in rows_of(out, "Measured") if row["residual"] == f"{residual:g}".replace("1", "on")]
+        assert told == dict(
+            rope="off", residual=told["residual"], layers="2", width="32", length="12", seeds="3", shape=summary.shape,
+            **{"first/middle": cli.number(summary.primacy, summary.primacy_se), "last/middle": cli.number(summary.recency, summary.recency_se),
+               "last/next": cli.number(summary.anchor, summary.anchor_se), "lowest at": str(summary.valley + 1),
+               "middle/lowest": cli.number(summary.middle_over_valley), "last": cli.number(summary.last)},
+        )  # fmt: skip
+        fitted = lambda p: paper.fit(p, config, lim.Switches(residual=residual))[1]  # noqa: E731
+        predictions = {"kernel theory": (lambda p: theory.finite_width_L, ""), "kernel theory, scale fitted": (lambda p: theory.finite_width_L, "shape_"),
+                       "paper, a implied": (lambda p: cells.operator.values, "shape_"), f"paper, a fitted: {strength:.3f}": (fitted, "shape_")}  # fmt: skip
+        told = {row["prediction"]: row for row in rows_of(out, "Distance") if row["residual"] == told["residual"]}
+        assert told.keys() == predictions.keys()
+        for name, (predict, shape) in predictions.items():  # what is fitted is fitted again without each seed
+            value, error = profile.jackknife(lambda p: lim.compare(p, predict(p)), cells.influence.values)
+            for column, key in (("Spearman", "spearman"), ("median", f"{shape}log_median"), ("max", f"{shape}log_max")):
+                assert told[name][column] == cli.number(value[key], error[key]), (name, column)
+
+
+def test_every_flag_of_a_measurement_reaches_it(tmp_path):
+    """Into a folder that holds a training, too, which is no business of the grid's."""
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 2)
+    zarr.create_group(tmp_path / "here" / "training.zarr", attributes=dict(schema=1))
+    flags = "--layers=2 --width=32 --length=8 --seeds=2 --seed=5 --source=1 --probes=4 --tokens=text --out=here"
+    runs = run("ablate", [flags.split(), ["--plot-only=here"], "--width=320 --layers=1 --length=4 --seeds=1 --exact --out=exact".split()], tmp_path)
+    assert [code for code, *_ in runs] == [0, 0, 0], runs
+    assert rows_of(runs[1][1], "Measured") == rows_of(runs[0][1], "Measured")
+    config = lim.Config.preset("small").replace(layers=2, width=32)
+    ds = lim.open(tmp_path / "here" / "grid.zarr")
+    ids = np.frombuffer((tmp_path / "text").read_bytes(), np.uint8).astype(np.int32)
+    assert list(ds.seed.values) == [5, 6]
+    for seed in (5, 6):
+        expected = lim.influence(lim.Decoder.at_birth(config, seed), sweep.window(ids, 8, seed), source=1, probes=4, seed=seed)
+        cell = ds.sel(seed=seed).squeeze()
+        np.testing.assert_allclose(cell.influence, expected.influence_L, rtol=4e-6)
+        np.testing.assert_allclose(cell.stderr, expected.stderr_L, rtol=1e-3)
+    exact = lim.open(tmp_path / "exact").squeeze()
+    config = config.replace(layers=1, width=320)
+    expected = lim.influence(lim.Decoder.at_birth(config, 0), lim.random_tokens(config.vocab, 4, 0))
+    assert np.all(exact.stderr == 0) and expected.exact  # which 16 probes, the default at this width, would not be
+    np.testing.assert_allclose(exact.influence, expected.influence_L, rtol=4e-6)
+
+
+def test_half_a_store_is_drawn_with_what_it_lacks(tmp_path):
+    """And one by an older version, that kept what float32 does not hold."""
+    grid = sweep.Grid(lim.Config.preset("small"), {"norm": {"on": 1.0, "off": 0.0}}, (0, 1, 2), length=8)
+    into, numbers = grid.store(tmp_path / "here"), dict(stderr=np.zeros(8), metrics=np.zeros(len(sweep.METRICS)))
+    for place in (0, 1):
+        both = dict(operator=np.full(8, 1 / 8), theory_error="none here")
+        into.write((place, 0), "done", influence=np.arange(8) * (1.0 - place), **numbers, **both)
+    into.write((0, 2), "done", influence=np.arange(8) + 1.0, **numbers)
+    ((code, out, err),) = run("ablate", [["--plot-only=here"]], tmp_path)
+    assert code == 0, err
+    (row,) = rows_of(out, "Measured")
+    assert (row["norm"], row["seeds"]) == ("on", "2") and "3 of 6 cells are not done yet" in out
+    assert "failed: norm=off seed=0: influence is zero everywhere: below float32's reach" in err
+
+
+def made(profiles_SL, stderr=0.0, theory=True, cv=0.1, bias=0.0, labels=None):
+    profiles_SL = np.array(profiles_SL)
+    config = lim.Config.preset("small").replace(layers=2, width=32)
+    theory_L = profile.rms(profiles_SL) if theory else None
+    return ablate.Cell(labels or {}, config, lim.Switches(), 0, profiles_SL, np.full(profiles_SL.shape, stderr), theory_L, bias, cv, "",
+                       np.full(profiles_SL.shape[1], 1.0))  # fmt: skip
+
+
+def test_the_error_of_one_seed_is_that_of_its_probes_or_none():
+    one, two = made([[3.0, 1.0, 2.0]], stderr=0.1), made([[3.0, 1.0, 2.0], [4.0, 1.0, 3.0]], stderr=0.1)
+    (stderr_L,), words = ablate.standard_errors([one])
+    assert stderr_L.tolist() == [0.1] * 3 and words == "standard error of the probes"
+    assert np.isnan(ablate.standard_errors([made([[3.0, 1.0, 2.0]])])[0]).all()
+    errors, words = ablate.standard_errors([one, two])
+    assert np.isnan(errors[0]).all() and words == "standard error"
+    np.testing.assert_array_equal(errors[1], profile.jackknife(lambda p: p, two.profiles_SL)[1])
+    args = types.SimpleNamespace(rows=None, cols=None)
+    for cells in ([made([[3.0, 1.0, 2.0]])], 2 * [made([[3.0, 1.0, 2.0]])]):
+        assert not any("error" in text.get_text() for text in ablate.profiles_figure(cells, args).legends[0].get_texts())
+    legend = [text.get_text() for text in ablate.profiles_figure([one], args).legends[0].get_texts()]
+    assert legend[0] == "measured ± 1 standard error of the probes"
+
+
+def test_a_prediction_is_named_by_what_it_is():
+    cells = [made([[3.0, 1.0, 2.0]], labels=dict(rope="on")), made([[3.0, 1.0, 2.0]], theory=False, labels=dict(rope="off"))]
+    figure = ablate.profiles_figure(cells, types.SimpleNamespace(rows=None, cols=None))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["measured", "kernel theory", "paper's operator, a implied (scale fitted)"]
+
+
+def test_a_finite_width_that_is_not_small_is_pointed_out(capsys):
+    ablate.report([made([[3.0, 1.0, 2.0]], bias=0.29, cv=0.3)])
+    assert "finite width" not in capsys.readouterr().out
+    ablate.report([made([[3.0, 1.0, 2.0]], bias=-0.31, cv=0.1), made([[3.0, 1.0, 2.0]], cv=1.23)])
+    ablate.report([made([[3.0, 1.0, 2.0]], cv=1.23), made([[3.0, 1.0, 2.0]]), made([[3.0, 1.0, 2.0]], cv=9.0, theory=False)])
+    both, one = [line for line in capsys.readouterr().out.splitlines() if "finite width: " in line]
+    assert both == "finite width: bias -0.31 and scatter 1.2 to first order are not small here; read the row with its scale fitted"
+    assert one == "finite width: bias 0 and scatter 1.2 to first order are not small here (in 1 of 3 rows, at most); read the row with its scale fitted"
+
+
+def test_the_compiler_is_checked_at_each_width(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(lim, "check_compiler", lambda rows, width: seen.update({width: rows}))
+    ablate.check_compiler(sweep.Grid(lim.Config.preset("small"), {"width": {"64": 64, "320": 320}, "length": {"8": 8, "32": 32}}, (0,)))
+    assert seen.keys() == {64, 320} and all(rows % 32 == 0 for rows in seen.values())
 
 
 def start(words, cwd, **env):
@@ -329,8 +445,13 @@ def test_ctrl_c_says_how_to_go_on(stop, tmp_path):
 def test_measure_reads_text_and_compares(tmp_path):
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 5)
     words = "--length=16 --windows=3 --probes=8 --tokens=~/text --rollout --out=~/here"
-    ((code, out, err),) = run("measure", [words.split()], tmp_path)
+    (code, out, err), overflows = run("measure", [words.split(), [*words.split(), "--residual=1e30", "--out=over"]], tmp_path)
     assert code == 0, err
+    assert (
+        overflows[:2] == [2, ""]
+        and overflows[2].splitlines()[-1] == "experiments.measure: at birth, window 1 of 3: influence is not finite at 16 of 16 positions"
+    )
+    assert "Traceback" not in overflows[2]
     results = json.loads((tmp_path / "here" / "results.json").read_text())
     text = (tmp_path / "text").read_bytes()
     assert bytes(results["tokens"][0]) == text[:16] and bytes(results["tokens"][2]) == text[-16:]
@@ -342,6 +463,58 @@ def test_measure_reads_text_and_compares(tmp_path):
     assert "kernel theory" in out and "paper's operator" in out and "attention rollout" in out
     expected = rollout.measure(lim.Decoder.at_birth(config, 1), np.array(results["tokens"][1]))
     np.testing.assert_allclose(results["rollout"][1]["rollout_L"], expected.rollout_L, rtol=1e-5)
+    mass_N = np.mean([window["first_token_N"] for window in results["rollout"]], axis=0)
+    assert [row["first token"] for row in rows_of(out, "Strength of each layer")] == [f"{mass:.3g}" for mass in mass_N]
+
+
+def test_a_checkpoint_is_compared_with_its_birth(tmp_path):
+    """Two windows of a tiny stand-in: what is written and printed is what the library says of each."""
+    weights = {name: 0.3 * values for name, values in stand_ins.tensors(stand_ins.QWEN2).items()}
+    stand_ins.written(tmp_path / "DIR", stand_ins.QWEN2, weights)
+    line = "--weights=DIR --compare=random --tokens=random --length=6 --windows=2 --seed=3 --out=here"
+    ((code, out, err),) = run("measure", [line.split()], tmp_path)
+    assert code == 0, err
+    results = json.loads((tmp_path / "here" / "results.json").read_text())
+    decoder = lim.Decoder.from_pretrained(tmp_path / "DIR")
+    tokens_WL = [lim.random_tokens(decoder.config.vocab, 6, seed) for seed in (3, 4)]
+    trained_WL = [lim.influence(decoder, tokens_L).influence_L for tokens_L in tokens_WL]
+    birth_WL = [lim.influence(lim.Decoder.at_birth(decoder.config, seed), tokens_L).influence_L for seed, tokens_L in zip((3, 4), tokens_WL)]
+    for name, expected_WL in (("DIR", trained_WL), ("at birth", birth_WL)):
+        np.testing.assert_allclose(results["runs"][name]["influence"], expected_WL, rtol=1e-5)
+    summaries = {"DIR": profile.summarize_windows(trained_WL), "at birth": profile.summarize_seeds(birth_WL)}
+    for row, (name, summary) in zip(rows_of(out, "2 windows of 6 tokens"), summaries.items(), strict=True):
+        assert results["runs"][name]["summary"]["primacy"] == pytest.approx(summary.primacy, rel=1e-4)
+        assert row == {"network": name, "shape": summary.shape, "first/middle": cli.number(summary.primacy, summary.primacy_se),
+                       "last/middle": cli.number(summary.recency, summary.recency_se), "last/next": cli.number(summary.anchor, summary.anchor_se),
+                       "lowest at": str(summary.valley + 1), "middle/lowest": cli.number(summary.middle_over_valley),
+                       "last": cli.number(summary.last)}  # fmt: skip
+    for key, change in measure.changes(np.array(trained_WL), np.array(birth_WL)).items():
+        assert results["change"][key]["median"] == pytest.approx(change["median"], rel=1e-4)
+    assert (
+        "(lowest at, middle/lowest and last: of the median profile)" in out
+        and "From birth to the checkpoint, window by window" in out
+        and results["change"].keys() == {"primacy", "recency", "anchor"}
+    )
+    # at birth, what is fitted is fitted again without each network; a checkpoint's distances have no error
+    fit = lambda p: paper.fit(p, decoder.config)  # noqa: E731
+    value, error = profile.jackknife(lambda p: lim.compare(p, fit(p)[1]), birth_WL)
+    (row,) = [row for row in rows_of(out, "Distance") if row["network"] == "at birth" and "operator" in row["prediction"]]
+    assert row["prediction"].endswith(f"a={fit(lim.rms(birth_WL))[0]:.3f}") and row["max"] == cli.number(value["shape_log_max"], error["shape_log_max"])
+
+
+def test_the_error_of_one_window_is_that_of_its_probes_or_none():
+    one_WL, two_WL = np.array([[3.0, 1.0, 2.0]]), np.array([[3.0, 1.0, 2.0], [4.0, 1.0, 3.0]])
+    for at_birth in (True, False):
+        shown_L, stderr_L, words = measure.drawn(one_WL, 0.1 * one_WL, at_birth)
+        assert np.array_equal(shown_L, one_WL[0]) and np.array_equal(stderr_L, 0.1 * one_WL[0]) and words == "standard error of the probes"
+        assert np.isnan(measure.drawn(one_WL, 0 * one_WL, at_birth)[1]).all()
+        shown_L, stderr_L, words = measure.drawn(two_WL, 0.1 * two_WL, at_birth)
+        expected_L = profile.jackknife(lambda p: p, two_WL)[1] if at_birth else profile.median_profile(two_WL, logs=True)[1]
+        assert np.array_equal(stderr_L, expected_L) and words == "standard error"
+
+
+def test_switches_of_each_layer_are_named():
+    assert measure.words(lim.Switches(rope=0.0, residual=(1.0, 0.25))) == dict(rope="0", residual="1,0.25")
 
 
 def test_the_change_from_birth_is_paired_by_window():

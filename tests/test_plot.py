@@ -96,9 +96,10 @@ def test_bands_are_the_errors():
     fig = plot.influence_figure(measured_L, stderr_L=stderr_L, curves=curves, measured_label="seen")
     (ax,) = fig.axes
     assert len(ax.collections) == 3
-    for number, (centre_L, half_L) in enumerate([(measured_L, stderr_L), (predicted_L, 0.03 * predicted_L), (predicted_L, relative_L * predicted_L)]):
+    scaled = [(predicted_L * np.exp(-band), predicted_L * np.exp(band)) for band in (0.03, relative_L)]
+    for number, pair in enumerate([(measured_L - stderr_L, measured_L + stderr_L), *scaled]):
         edges = {tuple(vertex) for vertex in band(ax, number)}
-        for edge_L in (centre_L - half_L, centre_L + half_L):
+        for edge_L in pair:
             assert set(zip(plot.positions(64), edge_L)) <= edges
     assert legend(fig) == ["seen ± 1 standard error", "scalar", "each", "none"]
 
@@ -120,6 +121,28 @@ def test_unknown_errors_draw_no_band():
     fig = plot.influence_figure(np.ones(16), stderr_L=half_L)
     check_words(fig)
     assert band(fig.axes[0])[:, 0].max() < 0.5 and legend(fig) == ["measured ± 1 standard error"]
+
+
+def test_a_prediction_that_scatters_by_factors_keeps_its_lower_edge():
+    """A band of 1.5 is a factor of e^1.5 either way; 1 - 1.5 would be below nothing."""
+    fig = plot.influence_figure(np.ones(8), curves={"theory": (np.ones(8), 1.5)})
+    heights = band(fig.axes[0])[:, 1]
+    np.testing.assert_allclose([heights.min(), heights.max()], np.exp([-1.5, 1.5]))
+    assert fig.axes[0].get_ylim()[1] > np.exp(1.5)
+
+
+def test_the_legend_says_what_the_errors_are_of_and_nothing_where_they_are_0():
+    for figure in (plot.influence_figure, lambda p, stderr_L, error: plot.grid_figure([plot.Cell("a", p, stderr_L)], error=error)):
+        assert legend(figure(np.ones(8), stderr_L=np.zeros(8), error="standard error of the probes")) == ["measured"]
+        assert legend(figure(np.ones(8), stderr_L=np.full(8, 0.1), error="standard error of the probes")) == ["measured ± 1 standard error of the probes"]
+
+
+@pytest.mark.parametrize("low, high, seen", [(2e-6, 3e-6, "2·10⁻⁶"), (3e4, 4.5e4, "4·10⁴"), (2e5, 3e5, "3·10⁵"), (2e-4, 3e-4, "0.0002")])
+def test_an_axis_without_a_power_of_ten_has_labels(low, high, seen):
+    fig = plot.influence_figure(np.linspace(high, low, 32))
+    check_words(fig)
+    assert seen in words(fig)
+    check_words(plot.grid_figure([plot.Cell(name, np.linspace(high, low, 32)) for name in "abc"]))
 
 
 @pytest.mark.filterwarnings("error")
@@ -218,7 +241,8 @@ def test_words_do_not_collide(length, width):
         (714.2, math.nan, "714"), (9.996e-7, math.nan, "1.00·10⁻⁶"), (9999.6, math.nan, "1.00·10⁴"),
         (0.0, math.nan, "0.00"),
         (math.inf, math.nan, "∞"), (math.nan, math.nan, "0/0"), (5.0, 0.0, "5.00"), (3.0, 0.0999, "3.00 ± 0.10"),
-        (200.0, 1234.0, "200 ± 1234"),
+        (200.0, 1234.0, "200 ± 1234"), (0.0005, 0.03, "0.00 ± 0.03"), (-0.0005, 0.03, "-0.00 ± 0.03"), (3e-6, 2e-4, "(0 ± 2)·10⁻⁴"),
+        (5.0, 3e5, "(0 ± 3)·10⁵"), (-19.04, 0.41, "-19.0 ± 0.4"),
     ],
 )  # fmt: skip
 def test_numbers_as_one_reads_them(value, stderr, text):
@@ -268,6 +292,14 @@ def test_grid_panels_are_the_cells_in_order():
     assert legend(fig) == ["measured ± 1 standard error", "predicted"]
     assert {"Grid", "token, of L = 64 (logit axis: both ends magnified)"} <= set(words(fig))
     check_words(fig)
+
+
+def test_grid_names_each_prediction_by_what_it_is():
+    """In one colour in every panel."""
+    names = ("theory", "operator", "theory")
+    fig = plot.grid_figure([plot.Cell(str(i), u_profile(16), None, u_profile(16, 1), prediction=name) for i, name in enumerate(names)])
+    assert legend(fig) == ["measured", "theory", "operator"]
+    assert [line(ax, name).get_color() for ax, name in zip(fig.axes, names)] == [plot.PREDICTED[0], plot.PREDICTED[1], plot.PREDICTED[0]]
 
 
 def test_many_columns_make_a_wide_figure():
@@ -460,6 +492,34 @@ def test_bundle_draws_every_profile_and_its_prediction_in_one_colour():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["layers = 2", "layers = 6", "predicted"]
     with pytest.raises(ValueError, match="curve '2' has 2 positions: measured has 3"):
         plot.bundle_figure({"2": (np.ones(3), np.ones(2))}, axis="layers")
+
+
+@pytest.mark.parametrize("lengths", [(64, 256), (3, 2048), (2, 5)])
+def test_a_bundle_of_several_lengths_is_over_fractions_of_the_text(lengths):
+    fig = plot.bundle_figure({n: (u_profile(n), u_profile(n, 1)) for n in lengths}, axis="length", predicted="kernel theory")
+    check_words(fig)
+    (ax,) = fig.axes
+    shown = {label.get_text(): place for label, place in zip(ax.get_xticklabels(), ax.get_xticks())}
+    assert "0.5" in shown and "0.1" in shown and all(float(text) == pytest.approx(place, abs=1e-12) for text, place in shown.items())
+    assert "place in the text, as a fraction (logit axis: both ends magnified)" in words(fig) and "kernel theory" in legend(fig)
+    left, right = ax.get_xlim()
+    assert left < min(shown.values()) and max(shown.values()) < right
+    one = plot.bundle_figure({n: (u_profile(64, n), None) for n in (1, 2)}, axis="layers")
+    assert "token, of L = 64 (logit axis: both ends magnified)" in words(one)
+
+
+def test_a_bundle_marks_what_is_below_its_axis():
+    deep_L = np.where(np.arange(64) < 60, 1e-30, 1.0)
+    fig = plot.bundle_figure({"a": (u_profile(64), deep_L), "b": (deep_L, None)}, axis="residual")
+    colors = [tuple(line(fig.axes[0], f"residual = {name}").get_color()) for name in "ab"]
+    assert [tuple(row.get_markeredgecolor()) for row in marks_below(fig.axes[0])] == colors
+    assert legend(fig)[-1] == plot.OFF_AXIS
+    assert not marks_below(plot.bundle_figure({"a": (u_profile(64), None)}, axis="residual").axes[0])
+
+
+def test_lines_that_are_zero_everywhere_say_so():
+    on = lambda y_X: words(plot.lines_figure(np.arange(3), {"a": (y_X, None)}, xlabel="x", ylabel="y", yscale="log"))  # noqa: E731
+    assert "zero everywhere" in on(np.zeros(3)) and "zero everywhere" not in on(np.array([0, 0, 1.0]))
 
 
 def test_heat_map_writes_each_number_in_its_field():

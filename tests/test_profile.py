@@ -9,6 +9,7 @@ import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import scipy.ndimage
 import scipy.stats
 from hypothesis import given, settings
 
@@ -166,6 +167,8 @@ def test_shape_needs_two_standard_errors(primacy, primacy_se, recency, recency_s
         ([1.0, 1.0, 1.0, 1.0, 9.0], "recency", True),
         ([1.0, 1.09, 1.0, 1.0, 9.0], "recency", True),
         ([1.0, 1.11, 1.0, 1.0, 9.0], "recency", False),
+        ([1.0] * 240 + [0.0, 38.0, 66.0, 146.0, 132.0, 275.0], "recency", False),  # several are heard, though less than a tenth
+        ([1.0] * 245 + [275.0], "recency", True),
         ([1.0, 2.0, 3.0, 4.0, 5.0], "recency", False),  # rising
         ([5.0, 4.0, 3.0, 2.0, 1.0], "primacy", False),  # falling
         ([1.0, 1.0, 1.0, 1.0, 1.0], "flat", False),
@@ -496,6 +499,45 @@ def test_boundary_peaks_are_found_where_they_are(rng=np.random.default_rng(3)):
     # the mean of so many heights with scatter 0.3, less what the running median of 33 noisy values takes
     assert abs(found.aligned_O[at] - 0.6) < 4 * 0.3 / np.sqrt(counted) + 0.1
     np.testing.assert_allclose(found.d_O[at], (found.aligned_O[at] - found.shuffled_O[at]) / 0.3, rtol=0.2)
+
+
+def few_windows(windows=8, length=120, height=0.0, together=False, noise=0.1):
+    """A boundary in each window, at places of their own or at one place, with a factor exp(height) two tokens behind it."""
+    rng, boundary_WL = np.random.default_rng(6), np.zeros((windows, length), bool)
+    boundary_WL[np.arange(windows), 60 if together else 40 + 5 * np.arange(windows)] = True
+    return np.exp(noise * rng.standard_normal((windows, length)) + height * np.roll(boundary_WL, 2, axis=1)), boundary_WL
+
+
+@pytest.mark.parametrize("windows", [2, 3, 4, 8])
+@pytest.mark.parametrize("height", [2.0, -2.0])
+def test_a_planted_effect_is_not_weakened_by_few_windows(windows, height):
+    """A window that kept its own boundaries among the controls would take 1/W of the effect. A dip is found like a peak."""
+    found = profile.boundaries(*few_windows(windows, height=height))
+    assert found.peak == 2
+    # one boundary a window against W - 1 others, each with noise 0.1 less a running median
+    assert abs((found.aligned_O - found.shuffled_O)[10] - height) < 4 * 0.1 * math.sqrt(1 / windows + 1 / windows / (windows - 1)) + 0.05
+    # one of 6 or 24 deals is the true one, and one of 8! is hardly ever drawn; of two windows one deal is the other with its sign changed
+    np.testing.assert_allclose(found.peak_p, {2: math.nan, 3: 1 / 6, 4: 1 / 24, 8: 1 / 2001}[windows], rtol=0.25)
+
+
+def test_a_bump_at_the_same_place_of_every_window_is_no_effect_of_boundaries():
+    found = profile.boundaries(*few_windows(height=2.0, together=True))
+    assert abs(found.aligned_O[10] - 2) < 0.3 and np.all(np.abs(found.d_O) < 1e-12) and found.peak_p == 1
+
+
+@pytest.mark.parametrize("windows", [3, 4, 5])
+def test_the_spread_of_boundaries_is_that_over_all_permutations(windows):
+    """And their mean is 0, so it is a standard error; 4000 shuffles know a standard deviation to 1.1 %."""
+    profiles_WL, boundary_WL = few_windows(windows)
+    found, offset = profile.boundaries(profiles_WL, boundary_WL, shuffles=4000), 3
+    above_WL = np.log(profiles_WL) - scipy.ndimage.median_filter(np.log(profiles_WL), size=(1, 33), mode="nearest")
+    at_W = boundary_WL.argmax(1) + offset
+    exact = []
+    for order in itertools.permutations(range(windows)):
+        differences = [above_WL[v, at] - np.mean([above_WL[u, at] for u in range(windows) if u != v]) for v, at in zip(order, at_W)]
+        exact.append(np.mean(differences))
+    assert found.aligned_O[8 + offset] - found.shuffled_O[8 + offset] == pytest.approx(exact[0], abs=1e-14)  # the first order is the true one
+    assert np.mean(exact) == pytest.approx(0, abs=1e-14) and found.spread_O[8 + offset] == pytest.approx(np.std(exact), rel=0.05)
 
 
 def test_boundary_peaks_are_not_found_where_there_are_none():

@@ -6,13 +6,17 @@ import json
 import logging
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import types
 
 import jax
 import kill_and_resume
 import numpy as np
 import pytest
+import xarray as xr
+import zarr
 
 import lim
 from lim import sweep
@@ -202,9 +206,108 @@ def test_text_is_read_window_by_window():
     grid = sweep.Grid(CONFIG, {"tokens": {"random": None, "book": ids}}, (0, 1, 2), length=8)
     random, text = grid.configurations
     assert random.tokens_WL is None
-    np.testing.assert_array_equal(text.tokens_WL, [ids[:8], ids[16:24], ids[32:]])
+    np.testing.assert_array_equal(text.tokens_WL, [ids[:8], ids[32:], ids[16:24]])
     other = sweep.Grid(CONFIG, {"tokens": {"random": None, "book": ids + 1}}, (0, 1, 2), length=8)
     assert json.dumps(other.spec()) != json.dumps(grid.spec())
+
+
+def test_a_seed_reads_a_window_of_its_own():
+    """Whatever other seeds there are; none overlaps another while the text has room, and all its windows come before one comes again."""
+    ids = np.arange(83)
+    order = [int(sweep.window(ids, 8, seed)[0]) for seed in range(10)]
+    assert order == [0, 66, 33, 16, 50, 8, 75, 41, 25, 58]  # of ten 0, 8, 4, 2, 6, 1, 9, 5, 3, 7
+    assert len({number for seed in range(10) for number in sweep.window(ids, 8, seed)}) == 80
+    np.testing.assert_array_equal(sweep.window(ids, 8, 13), sweep.window(ids, 8, 3))
+    np.testing.assert_array_equal(sweep.window(ids[:9], 8, 5), ids[:8])
+    text = {"tokens": {"book": ids.astype(np.int32)}}
+    few, more = (sweep.Grid(CONFIG, text, seeds, length=8).configurations[0].tokens_WL for seeds in ((0, 1, 2), (3, 1)))
+    np.testing.assert_array_equal(more[1], few[1])
+    assert not {*more[0]} & {*few.ravel()}
+
+
+def test_a_store_of_text_whose_windows_went_by_place_opens_but_does_not_go_on(tmp_path):
+    grid = sweep.Grid(CONFIG, {"tokens": {"book": np.arange(40, dtype=np.int32)}}, (0, 1), length=8)
+    grid.store(tmp_path)
+    older = zarr.open_group(tmp_path / "grid.zarr", mode="r+")
+    older.attrs["grid"] = {name: value for name, value in older.attrs["grid"].items() if name != "windows"}
+    assert sweep.Grid.from_spec(lim.open(tmp_path).attrs["grid"]).shape == grid.shape
+    with pytest.raises(ValueError, match="windows is not given there, by seed here$"):
+        grid.store(tmp_path)
+    assert "windows" not in GRID.spec()  # nothing else has changed
+
+
+def test_stores_of_more_seeds_come_together_as_the_page_says(rule, tmp_path, monkeypatch):
+    """On text theory is of a store's own windows, and must go first; the rest is that of one store of all seeds."""
+    rule["now"] = lambda c, s: Influence(1.0 + c.tokens_WL[s], np.zeros(c.length), 16, True, 16)
+    text = {"tokens": {"book": np.random.default_rng(0).integers(0, 5, 84).astype(np.int32)}}
+    for name, seeds in (("grid", (0, 1, 2)), ("more", (3, 4)), ("all", (0, 1, 2, 3, 4))):
+        finish(sweep.Grid(CONFIG, text, seeds, length=8), tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall("```python\n(.*?)```", (ROOT / "docs" / "reading-the-store.md").read_text(encoding="utf-8"), re.S)
+    plain, dropping = (next(block for block in blocks if words in block) for words in ('compat="equals"', "drop_vars"))
+    with pytest.raises(xr.MergeError, match="theory"):
+        exec(plain, {"lim": lim})
+    names = {"lim": lim, "xr": xr}
+    exec(dropping, names)
+    xr.testing.assert_equal(names["both"].influence, lim.open("runs/all").influence.load())
+
+
+def test_what_is_below_float32_fails(rule, tmp_path):
+    rule["now"] = lambda c, s: Influence(np.zeros(c.length) + (s == 1) * np.eye(c.length)[-1], np.zeros(c.length), 16, True, 16)
+    _, ds = finish(SMALL, tmp_path)
+    assert (ds.status.sel(seed=[0, 2]) == "failed").all() and (ds.status.sel(seed=1) == "done").all()
+    assert (ds.error.sel(seed=0) == "influence is zero everywhere: below float32's reach").all()
+
+
+def test_a_theory_without_memory_does_not_take_the_measurement_along(rule, tmp_path, monkeypatch):
+    def no_memory(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(kernel, "predict", no_memory)
+    _, ds = finish(SMALL, tmp_path / "raised")
+    assert (ds.status == "done").all() and (ds.theory_error == "length=8: the kernel theory ran out of memory").all()
+    assert np.isfinite(ds.influence).all() and np.isfinite(ds.operator).all()
+    begun = []
+    monkeypatch.setattr(kernel, "predict", lambda *_, **__: begun.append(1))
+    monkeypatch.setattr(sweep.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8 * 64 * 18 - 1))  # of one layer 17 matrices
+    errors = [sweep.predict(SMALL, c).get("theory_error") for c in SMALL.configurations if c.config.layers == 2]
+    assert errors == ["length=8: the kernel theory needs about 9.2e-06 GB of memory, 9.2e-06 GB are free"] * 2 and not begun
+
+
+def test_cells_side_by_side_and_after_a_failed_batch_are_what_they_are_alone(grid_run, tmp_path, monkeypatch):
+    """As on an accelerator: two cells at once, four a batch; and one at a time, once a batch has failed."""
+    _, ds, _ = grid_run
+    monkeypatch.setattr(sweep, "_batching", lambda *_: (2, 4))
+    one = dataclasses.replace(GRID, axes={"length": {"8": 8}, "residual": GRID.axes["residual"]})
+    _, together = finish(one, tmp_path / "together")
+    measure, sizes = sweep._Runner._measure, []
+
+    def fails_together(self, cells):
+        sizes.append(len(cells))
+        if len(cells) > 1:
+            raise RuntimeError("out of memory")
+        return measure(self, cells)
+
+    monkeypatch.setattr(sweep._Runner, "_measure", fails_together)
+    _, apart = finish(one, tmp_path / "apart")
+    assert sizes == [4] + 6 * [1]
+    there = ds.sel(length=[8])
+    for found in (together, apart):
+        assert (found.status == "done").all()
+        assert_agree(found.influence, found.stderr, there.influence, there.stderr)
+
+
+def test_cells_on_text_are_what_influence_gives_of_their_windows(tmp_path):
+    ids = np.frombuffer(b"the quick brown fox jumps over the lazy dog, and the dog sleeps", np.uint8).astype(np.int32)
+    grid = sweep.Grid(CONFIG, {"tokens": {"book": ids}}, (0, 5), length=12)
+    _, ds = finish(grid, tmp_path)
+    theories = []
+    for seed in grid.seeds:
+        window_L = sweep.window(ids, 12, seed)
+        expected = lim.influence(lim.Decoder.at_birth(CONFIG, seed), window_L)
+        np.testing.assert_allclose(ds.influence.sel(seed=seed).squeeze(), expected.influence_L, rtol=4e-6)
+        theories.append(kernel.predict(CONFIG, 12, tokens=window_L).finite_width_L)
+    np.testing.assert_allclose(ds.theory.squeeze(), lim.rms(theories), rtol=1e-12)
 
 
 @pytest.mark.parametrize("how, message", [
