@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lim import profile, tokens
 from lim.config import Config
 from lim.influence import LARGE, OUTPUTS, available_memory, default_chunk, entries, finish, squared_influence
-from lim.model import birth_params, graphdef
+from lim.model import birth_params, graphdef, random_key
 from lim.store import Store
 from lim.switches import Switches
 from lim.theory import kernel, paper
@@ -82,6 +82,8 @@ class Grid:
             raise ValueError(f"axis {', '.join(sorted(unknown))}: allowed are {', '.join(AXES)}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds={self.seeds}: must be at least one, none of them twice")
+        for seed in self.seeds:
+            random_key(seed)
         if self.output not in OUTPUTS or self.output == "loss":
             raise ValueError(f"output={self.output!r}: allowed are {', '.join(o for o in OUTPUTS if o != 'loss')}")
         for name in self.axes.keys() & set(SWITCHES):
@@ -361,7 +363,7 @@ class _Runner:
 
     def _inputs(self, cells, unit):
         seeds = [self._grid.seeds[s] for _, s in cells]
-        keys_B = np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
+        keys_B = np.stack([jax.random.key_data(random_key(seed)) for seed in seeds])
         tokens_BL = np.stack([tokens.random_tokens(c.config.vocab, c.length, seed) if c.tokens_WL is None else c.tokens_WL[s]
                               for (c, s), seed in zip(cells, seeds)])  # fmt: skip
         switches_B = jax.tree.map(lambda *values: np.array(values, np.float32), *(c.switches for c, _ in cells))

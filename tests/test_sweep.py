@@ -314,6 +314,7 @@ def test_cells_on_text_are_what_influence_gives_of_their_windows(tmp_path):
     (dict(axes={"heads": {"2": 2}}), "axis heads: allowed are model, tokens, layers"),
     (dict(seeds=()), "at least one"),
     (dict(seeds=(1, 1)), "none of them twice"),
+    (dict(seeds=(0, 2**32)), "seed=4294967296: must be an integer from 0 to 4294967295"),
     (dict(output="loss"), "output='loss': allowed are hidden, stream, logits, top_probability"),
     (dict(source=1), "source=1: allowed are 0 to 0"),
     (dict(probes=17), "probes=17: allowed are 2 to 16, the entries of hidden"),
