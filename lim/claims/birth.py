@@ -247,7 +247,9 @@ def mlps(lab: Lab) -> Evidence:
                                      profile.spearman, *both)  # fmt: skip
     if (on_L := cells["on"].theory_L) is None or (off_L := cells["off"].theory_L) is None:
         raise ValueError("there is no kernel theory of this network, and a rank correlation of measured ones is noise's")
-    statistics["order_theory"] = Statistic(profile.spearman(on_L, off_L), 0.0, "the same in the kernel theory, without noise")
+    statistics["order_theory"] = Statistic(
+        profile.spearman(on_L, off_L), 0.0, "rank correlation with and without MLPs in the kernel theory, which has no noise"
+    )
     statistics["size"] = over_seeds("MLPs on/off: median factor, scale free", shape_distance(), *both, log=True)
     statistics["size_largest"] = over_seeds("MLPs on/off: largest factor, scale free", shape_distance(1), *both, log=True)
     figure = plot.bundle_figure({mlp: (e.rms_L, e.theory_L) for mlp, e in cells.items()}, axis="MLPs")
