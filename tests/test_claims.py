@@ -199,7 +199,7 @@ def test_what_was_drawn_has_an_error_and_what_was_computed_has_none(findings):
 
 def test_a_given_that_lacks_leaves_a_claim_not_run():
     given, core = Condition("a", GIVEN, "", "there is no a: {a}", low=1.0), Condition("b", CORE, "", "b is {b}", low=0.0)
-    statistics = {"a": Statistic(0.0, 0.5, "a"), "b": Statistic(-1.0, 0.1, "b")}
+    statistics = {"a": Statistic(0.0, 0.5, "a"), "b": Statistic(-0.1, 0.1, "b")}  # b is close, and not heard
     decision = verdict.decide((core, given), statistics)
     assert (decision.verdict, decision.sentence) == (NOT_RUN, "there is no a: 0.0 ± 0.5")
     assert decision.chance == pytest.approx(given.chance(statistics)) and decision.close == ()
