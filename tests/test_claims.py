@@ -548,8 +548,9 @@ def test_statistics_of_trainings_equal_what_they_were_made_with(findings):
     s = {number: findings[number].evidence.statistics for number in ("10", "11", "12 trained")}
     assert math.exp(s["10"]["primacy_birth"].value) == pytest.approx(2, rel=0.1) and s["10"]["bits_birth"].value == pytest.approx(5 / math.log(2))
     assert s["10"]["primacy_growth"].value == pytest.approx(math.log(4), rel=0.2)
-    grown = math.log(min(t[-1], t[0]) / t.min()) if (t := (1 + np.abs(np.linspace(-1, 1, 20)) ** 3) ** 2) is not None else 0
-    assert s["10"]["depth_growth"].value == pytest.approx(grown, rel=0.15) and s["10"]["depth_birth"].value == pytest.approx(math.log(2), rel=0.15)
+    # ends of 2 become ends of 8, over a lowest place of 1
+    assert s["10"]["depth_growth"].value == pytest.approx(math.log(4), rel=0.2) and s["10"]["depth_birth"].value == pytest.approx(math.log(2), rel=0.2)
+    assert trained.depth([4.0, 2.0, 1.0, 2.0, 9.0]) == pytest.approx(math.log(4))  # the lower end over the lowest place
     assert 1.3 < math.exp(s["11"]["factor"].value) < 2.2 and s["11"]["where"].value == 1
     assert s["11"]["added"].value > 1 and abs(s["11"]["birth"].value) < 1 < s["11"]["trained"].value and s["11"]["score"].value > 0
     assert s["12 trained"]["sink"].value == pytest.approx(math.log(2)) and s["12 trained"]["order"].value == pytest.approx(1)
