@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from lim import claims, report, verdict
-from lim.verdict import Condition, Statistic
+from lim.verdict import CORE, FORM, GIVEN, Condition, Statistic
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -40,11 +40,12 @@ def drawn(points):
     return figure
 
 
-def finding(number, value, figures=()):
-    conditions = (Condition("a", True, "reason <why>", "it is {a} & no more", low=0.0), Condition("b", False, "", "b is {b}", high=1.0))
+def finding(number, value, figures=(), given=1.0):
+    conditions = (Condition("a", CORE, "reason <why>", "it is {a} & no more", low=0.0), Condition("b", FORM, "", "b is {b}", high=1.0),
+                  Condition("c", GIVEN, "", "there is no c: {c}", low=0.0))  # fmt: skip
     claim = claims.Claim(number, f"Title {number} <script>alert(1)</script>", "Statement & more", "10²", "Plain words.", (), lambda lab: None,
                          conditions, ("a",))  # fmt: skip
-    statistics = {"a": Statistic(value, 0.5, "first <stat>"), "b": Statistic(0.5, 0.0, "second")}
+    statistics = {"a": Statistic(value, 0.5, "first <stat>"), "b": Statistic(0.5, 0.0, "second"), "c": Statistic(given, 0.0, "third")}
     return claims.Finding(claim, claims.Evidence(statistics, figures), verdict.decide(conditions, statistics))
 
 
@@ -109,6 +110,13 @@ def test_every_claim_has_its_row_and_its_section(page, elements):
     assert sections == [*(f"claim-{n.replace(' ', '-')}" for n in numbers), "run"]
     assert "3.0 ± 0.5" in rows[0] and "10²" in rows[0] and "under 0.1 %" in rows[0] and rows[3].count("–") == 1
     assert "it is −3.0 ± 0.5 &amp; no more" in page and "Holds: 2; does not hold: 1; not run: 6." in page
+
+
+def test_what_a_given_leaves_open_shows_its_numbers():
+    page = report.page([finding("1", 3.0, given=-1.0)], scale="small", command=str, run={})
+    section = page.split('id="claim-1"')[1].split("</section>")[0]
+    assert 'class="verdict open">Not run</span>: there is no c: −1.' in section and "3.0 ± 0.5" in section and "given: at least 0, not met" in section
+    assert "Another run would decide otherwise in under 0.1 % of cases" in section
 
 
 def test_what_lies_within_its_interval_of_a_threshold_is_said(page):

@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import scipy
 from numpy.typing import ArrayLike
 
 from lim import plot, profile, recall
-from lim.claims.evidence import Evidence, log_ratio, mean_over_seeds
+from lim.claims.evidence import Evidence, log_ratio, mean_over_seeds, over_networks, share_error, share_of
 from lim.claims.lab import Lab
 from lim.claims.outside import averaged_attention
 from lim.verdict import Statistic
@@ -29,14 +28,19 @@ def peak(profile_L: ArrayLike) -> float:
     return max(log_ratio("primacy")(profile_L), log_ratio("recency")(profile_L))
 
 
+def depth(profile_L: ArrayLike) -> float:
+    """ln of the lower end over the lowest position, `lim.summarize`'s valley depth: how deep the U is."""
+    return math.log(profile.summarize(profile_L).valley_depth)
+
+
 def valley_in_training(lab: Lab) -> Evidence:
     """Claim 10. Both ends over the middle on held-out text, at birth and trained, window by window."""
     networks = list(lab.kept("training").values())
     steps, last = networks[0]["step"], int(networks[0]["step"][-1])
     primacy, recency = log_ratio("primacy"), log_ratio("recency")
     at = {key: np.array([[over_windows(statistic, profiles_WL) for profiles_WL in n["influence"]] for n in networks])
-          for key, statistic in dict(primacy=primacy, recency=recency, peak=peak).items()}  # fmt: skip
-    names = dict(primacy="first/middle", recency="last/middle", peak="higher end/middle")
+          for key, statistic in dict(primacy=primacy, recency=recency, depth=depth, peak=peak).items()}  # fmt: skip
+    names = dict(primacy="first/middle", recency="last/middle", depth="lower end/lowest", peak="higher end/middle")
     statistics = {}
     for key, values_SM in at.items():
         statistics[f"{key}_birth"] = mean_over_seeds(f"{names[key]} at birth", values_SM[:, 0], log=True)
@@ -67,15 +71,25 @@ def boundary_peaks(lab: Lab) -> Evidence:
     trained = [after.d_O[radius + after.peak] for _, after in found]
     before = [birth.d_O[radius + after.peak] for birth, after in found]  # where the trained one peaks
     # the networks share their windows, so that they are averaged first, not their p
-    p = profile.boundaries(np.exp(np.mean([np.log(n["influence"][-1]) for n in networks], axis=0)), networks[0]["boundary"], radius).peak_p
+    log_SWL, boundary_WL = np.log([n["influence"][-1] for n in networks]), networks[0]["boundary"]
+    p = profile.boundaries(np.exp(log_SWL.mean(0)), boundary_WL, radius).peak_p
+
+    def largest(log_WL, boundary_WL):
+        return float(np.abs(profile.boundaries(np.exp(log_WL), boundary_WL, radius, shuffles=200).d_O[radius:]).max())
+
+    def score(log_SWL):
+        log_WL = log_SWL.mean(0)
+        others = [largest(log_WL, np.roll(boundary_WL, shift, axis=0)) for shift in range(1, len(boundary_WL))]
+        return (largest(log_WL, boundary_WL) - np.mean(others)) / np.std(others, ddof=1)
+
     nats = [(after.aligned_O - after.shuffled_O)[radius + after.peak] for _, after in found]
     statistics = {
         "trained": mean_over_seeds(f"largest effect 0 to {radius} tokens behind a separator, trained (Cohen's d)", trained),
         "birth": mean_over_seeds("effect at the same distance at birth (Cohen's d)", before),
         "added": mean_over_seeds("the one less the other", np.subtract(trained, before)),
-        "p": Statistic(p, 0.0, "share of shuffles with as large an effect, in the geometric mean of the networks"),
-        # other held-out windows would draw another p; as a normal score it scatters by 1
-        "score": Statistic(float(scipy.stats.norm.isf(p)), 1.0, "the same as a normal score"),
+        "p": Statistic(round(p, 4), 0.0, "p ≤ (share of shuffles with as large an effect, in the geometric mean of the networks)"),
+        "score": over_networks("how far its largest effect lies above that of other windows' boundaries, in their standard deviations",
+                               score, log_SWL),
         "factor": mean_over_seeds("influence there over its neighbourhood's, trained", nats, log=True),
         "where": mean_over_seeds("tokens behind the separator where the effect is largest, trained", [after.peak for _, after in found]),
         "count": Statistic(float(found[0][1].count), 0.0, "boundaries averaged per network"),
@@ -142,6 +156,14 @@ def third_crossings(curve: Mapping[str, np.ndarray]) -> np.ndarray:
     return recall.crossings(curve["step"], [recall.thirds(accuracy_P) for accuracy_P in curve["accuracy"]])
 
 
+def gradient_valley(lab: Lab) -> Statistic:
+    """At birth: the gradient of the answer's loss about the lower end over that about the middle, the valley that is to be crossed."""
+    gradients = lab.kept("recall-gradients").values()
+    first_S, middle_S, last_S = np.log([recall.thirds(kept["gradient"]) for kept in gradients]).T
+    lower = min(first_S - middle_S, last_S - middle_S, key=np.mean)
+    return mean_over_seeds("gradient of the answer's loss at birth: lower end over middle third", lower, log=True)
+
+
 def middle_learns_later(lab: Lab) -> Evidence:
     """Claim 13. When plain training reaches half of the answers about each third of the context, and gradients at birth by place."""
     steps, accuracy_SMP = by_arm(lab)[lab.scale.recall.arms[0]]
@@ -150,6 +172,7 @@ def middle_learns_later(lab: Lab) -> Evidence:
     gradient_SP = np.array([kept["gradient"] for kept in lab.kept("recall-gradients").values()])
     low = np.array([np.log(recall.thirds(gradient_P)) for gradient_P in gradient_SP])
     statistics = {
+        "valley": gradient_valley(lab),
         "slower": mean_over_seeds("updates until half is right: middle third over the ends (geometric mean)", middle - (first + last) / 2,
                                   log=True),
         "slowest": mean_over_seeds("the same: middle third over the later end", middle - np.maximum(first, last), log=True),
@@ -160,8 +183,8 @@ def middle_learns_later(lab: Lab) -> Evidence:
                                       (low[:, 0] + low[:, 2]) / 2 - low[:, 1], log=True),
         "gradient_first": mean_over_seeds("gradient at birth: first over middle third", low[:, 0] - low[:, 1], log=True),
         "gradient_last": mean_over_seeds("gradient at birth: last over middle third", low[:, 2] - low[:, 1], log=True),
-        "learned": Statistic(len(accuracy_SMP) / lab.scale.recall.seeds, 0.0,
-                             "share of seeds on which plain training learned: on these a third reached one half, and only they count"),
+        "learned": share_of("share of seeds on which plain training learned: on these a third reached one half, and only they count",
+                            len(accuracy_SMP), lab.scale.recall.seeds),
     }  # fmt: skip
     thirds_SM3 = np.array([[recall.thirds(accuracy_P) for accuracy_P in accuracy_MP] for accuracy_MP in accuracy_SMP])
     mean_M3, error_M3 = thirds_SM3.mean(0), thirds_SM3.std(0, ddof=1) / math.sqrt(len(thirds_SM3))
@@ -185,19 +208,25 @@ def crossing_the_valley(lab: Lab) -> Evidence:
     first, middle, last = thirds[plain]
     best = max(aimed, key=lambda arm: thirds[arm][1].mean())
     updates = lab.scale.recall.recipe.steps
+    # answers about a third: where all were right, another might not have been
+    asked = len(middle) * (lab.scale.recall.task.pairs // 3) * lab.scale.recall.count
+    ends, middles = (first + last) / 2, {arm: middle_S for arm, (_, middle_S, _) in thirds.items()}
+    least = {arm: share_error(middle_S.mean(), asked) for arm, middle_S in middles.items()}
+    least_ends = share_error(ends.mean(), 2 * asked)
     statistics = {
+        "valley": gradient_valley(lab),
         "gap": mean_over_seeds(f"plain training after {updates} updates: right answers at the ends less those in the middle",
-                               (first + last) / 2 - middle),
+                               ends - middle, least=math.hypot(least_ends, least[plain])),
         "lift": mean_over_seeds(f"right answers in the middle: the best intervention ({best}) less plain training, seed by seed",
-                                thirds[best][1] - middle),
-        "ends": mean_over_seeds("plain training: right answers about the ends", (first + last) / 2),
+                                middles[best] - middle, least=math.hypot(least[best], least[plain])),
+        "ends": mean_over_seeds("plain training: right answers about the ends", ends, least=least_ends),
     }  # fmt: skip
-    for arm, (_, middle_S, _) in thirds.items():
+    for arm, middle_S in middles.items():
         words = "plain training" if arm == plain else arm
-        statistics[f"middle_{arm}"] = mean_over_seeds(f"{words}: right answers about the middle", middle_S)
+        statistics[f"middle_{arm}"] = mean_over_seeds(f"{words}: right answers about the middle", middle_S, least=least[arm])
     for arm in arms:
-        words = f"{arm}: share of all seeds on which a third reached one half"
-        statistics[f"learned_{arm}"] = Statistic(float(np.mean(learning(lab, arm))), 0.0, words)
+        learned = learning(lab, arm)
+        statistics[f"learned_{arm}"] = share_of(f"{arm}: share of all seeds on which a third reached one half", sum(learned), len(learned))
     curves = {}
     for arm, accuracy_SP in arms.items():
         mean_P, error_P = accuracy_SP.mean(0), accuracy_SP.std(0, ddof=1) / math.sqrt(len(accuracy_SP))
