@@ -52,6 +52,7 @@ def test_depth(tmp_path):
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("depth.png", "strengths.png"))
 
 
+@pytest.mark.slow
 def test_ladder(tmp_path):
     content, printed = results("ladder", "--width=64 --layers=2 --length=8 --seeds=3 --widths=64", tmp_path)
     rungs = ladder.rungs(64, 2, 8)
