@@ -68,14 +68,14 @@ def mean_over_seeds(words: str, values_S: Sequence | np.ndarray, log: bool = Fal
     seeds = len(values_S)
     with np.errstate(invalid="ignore"):
         error = np.std(values_S, ddof=1) / math.sqrt(seeds) if seeds > 1 else math.nan
-    return drawn(words, np.mean(values_S), np.fmax(error, least), seeds, log)
+    return drawn(words, float(np.mean(values_S)), float(np.fmax(error, least)), seeds, log)
 
 
 def over_networks(words: str, statistic: Callable[[np.ndarray], float], values_S: np.ndarray, log: bool = False) -> Statistic:
     """A function of what was found in all networks, an array whose first axis they are, with its jackknife error."""
     seeds = len(values_S)
     without_S = [statistic(np.delete(values_S, s, axis=0)) for s in range(seeds)]
-    return drawn(words, statistic(values_S), math.sqrt(seeds - 1) * np.std(without_S), seeds, log)
+    return drawn(words, statistic(values_S), math.sqrt(seeds - 1) * float(np.std(without_S)), seeds, log)
 
 
 def share_of(words: str, hits: int, total: int) -> Statistic:
