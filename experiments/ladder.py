@@ -87,7 +87,8 @@ def main(args):
         smallest = min([args.width, *by_width])
         if args.probes is not None and args.probes > smallest:
             raise ValueError(f"--probes={args.probes}: allowed are 2 to {smallest}, the smallest width")
-        lim.check_compiler(args.length * 64, args.width)
+        for width in sorted({args.width, *by_width}):
+            lim.check_compiler(args.length * 64, width)
         provenance = cli.provenance()
     climbs = climb(rungs, args.length, args.seeds, args.probes)
     report(climbs)

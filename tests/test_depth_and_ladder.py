@@ -4,13 +4,16 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import experiments.ladder
 import lim
 from lim import ladder, profile
 from lim.theory import kernel
@@ -50,6 +53,17 @@ def test_depth(tmp_path):
         hops = [row.split()[-1] for row in printed.splitlines() if row.strip().startswith(name)]
         assert float(hops[0]) == pytest.approx(np.sum(content["strengths"][name][2]), abs=6e-4)
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("depth.png", "strengths.png"))
+
+
+def test_the_ladder_checks_the_compiler_at_each_width(tmp_path, monkeypatch):
+    checked = []
+    monkeypatch.setattr(lim, "check_compiler", lambda rows, width: checked.append(width))
+    monkeypatch.setattr(experiments.ladder, "climb", mock.Mock(side_effect=StopIteration))  # it would measure from here on
+    args = types.SimpleNamespace(width=128, layers=1, length=4, seeds=2, probes=None, out=str(tmp_path),
+                                 widths=[types.SimpleNamespace(value=width) for width in (64, 192)])  # fmt: skip
+    with pytest.raises(StopIteration):
+        experiments.ladder.main(args)
+    assert checked == [64, 128, 192]
 
 
 @pytest.mark.slow
